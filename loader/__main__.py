@@ -1,10 +1,10 @@
 """`python -m loader`: show a plan, check its data, and compare streams between machines.
 
-`peek` prints how much of each source each stage reads, and the rows of a batch with their sources,
-as text if you give a vocabulary file; `fingerprint` prints a digest of the first batches, which is
-equal on machines that read the same stream; `verify` reads every file and compares checksums;
-`blocks` writes the checksum of each MiB, which streaming from a store needs; `verify-remix`
-recomputes a certificate from its plans.
+`peek` prints how much of each source each stage reads, and the rows of one batch with their sources
+(as text, if you give a vocabulary file); `fingerprint` prints a digest of the first batches:
+machines that read the same stream print the same digest; `verify` reads every file and compares
+checksums; `blocks` writes the checksum of each MiB, which streaming from a store needs;
+`verify-remix` recomputes the certificate of an edited plan from both plans.
 
 PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file. Exit status: 0 success,
 1 error (one line), 2 wrong usage.
@@ -76,7 +76,8 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
             f"{plan.policy}, {loader.num_steps} steps of {plan.batch_size} x {plan.seq_len} tokens,"
             f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
         )
-    # Stride and tokens of the corpus that defines a source's windows; for a twin, the other corpus.
+    # Stride and number of tokens of the corpus that defines a source's windows. For a twin plan,
+    # this is the corpus of the original plan.
     cut = {source.name: (plan.stride, source.num_tokens) for source in plan.sources}
     cut |= {twin.name: (twin.stride, twin.num_tokens) for twin in plan.twins}
     read_as = "tokens with padding" if plan.twins else "tokens"
@@ -205,14 +206,16 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("plan", metavar="PLAN", help="plan JSON, or a run's TOML")
         if steps is not None:
             sub.add_argument("--steps", type=_count, default=steps, metavar="N")
-        sub.add_argument("--cache-dir", metavar="DIR", help="directory for copies of a URL's files")
+        sub.add_argument(
+            "--cache-dir", metavar="DIR", help="directory for local copies, if PLAN is a URL"
+        )
         sub.set_defaults(command=command, open=lambda own: resolve_plan(own.plan, own.cache_dir))
         if name == "peek":
             sub.add_argument(
-                "--rows", type=_count, default=4, help="rows to show of the next batch"
+                "--rows", type=_count, default=4, help="number of rows of the next batch to show"
             )
             sub.add_argument(
-                "--tokens", type=_count, default=40, help="tokens to show of each document"
+                "--tokens", type=_count, default=40, help="number of tokens to show per document"
             )
             sub.add_argument(
                 "--vocab", type=Path, metavar="FILE", help="a .tiktoken file, to show text"

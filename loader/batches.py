@@ -31,7 +31,7 @@ _EXTRAS = {"position_ids": position_ids, "cu_seqlens": cu_seqlens}
 
 
 class MemoryOptions(TypedDict, total=False):
-    """Form of a batch's arrays, and the number of batches to read ahead.
+    """The form of a batch's arrays, and how many batches to read ahead.
 
     Attributes:
         dtype: Type of inputs and targets: `int64`, `int32` or `uint32`. Packed targets contain
@@ -39,12 +39,12 @@ class MemoryOptions(TypedDict, total=False):
         prefetch: Batches that a thread reads ahead; 0 reads in `next`.
         pin_memory: Use page-locked tensors, from torch's pool.
         contiguous: Put inputs and targets into separate arrays, so that `targets.view(-1)` works.
-            False returns two overlapping views of rows of `seq_len + 1` tokens, with less work per
-            batch.
+            False returns two overlapping views of rows of `seq_len + 1` tokens, which takes less
+            work per batch.
         form: `pair` returns (inputs, targets). `dict` returns the arguments of transformers'
             models: input_ids, labels (which the model shifts, so the last target of a row is
             missing) and shift_labels (the targets).
-        extras: `position_ids` (from 0 in each document) and `cu_seqlens`, in a dict.
+        extras: `position_ids` (each document counts from 0) and `cu_seqlens`, in a dict.
         device: Destination of torch tensors.
     """
 
@@ -59,8 +59,8 @@ class MemoryOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Arguments of a loader besides its plan. Raises ConfigError if a value is unknown or out of
-    range for any plan, or memory cannot be pinned."""
+    """Arguments of a loader besides its plan. Raises ConfigError if a value is unknown, out of
+    range for every plan, or asks for pinned memory that this machine does not have."""
 
     rank: int = 0
     world_size: int = 1
@@ -97,7 +97,7 @@ class ReadOptions:
                 raise unknown_name("extra", str(extra), _EXTRAS, "loader")
         if self.extras and self.form != "dict":
             raise ConfigError(
-                "extras need batches in the form of a dict",
+                "extras need form = 'dict'",
                 where="extras",
                 found=f"form = {self.form!r}",
                 do='set form = "dict"',
@@ -106,8 +106,8 @@ class ReadOptions:
             check_pinning()
 
     def check_plan(self, plan: LoaderPlan) -> None:
-        """Raise ConfigError if there are more ranks than rows, or the integers are too small for
-        the plan's tokens."""
+        """Raise ConfigError if a batch has fewer rows than ranks, or the integer type is too small
+        for the plan's token ids."""
         found = self.world_size
         expected = f"1 to batch_size = {plan.batch_size}"
         if found > plan.batch_size:
@@ -153,7 +153,7 @@ class Batch(NamedTuple):
         lr_scale: Factor of the learning rate at this step.
         sequence_index: int64 [local_batch], each row's number in the global stream; two ranks that
             share a row have the same number.
-        global_sequence_index: Number of the global batch's first sequence, equal on all ranks.
+        global_sequence_index: Number of the first sequence of the global batch; equal on all ranks.
     """
 
     inputs: Any
@@ -179,8 +179,8 @@ class Rows(NamedTuple):
 
 class BatchReader:
     """Reads one rank's rows of any batch of a stream; the last batch ends at sequence `end`. Raises
-    ConfigError if ranks must share rows of the last batch, but targets cannot be -100 in this type,
-    or the batch has fewer targets than there are ranks."""
+    ConfigError if ranks must share rows of the last batch, but the type of the targets cannot hold
+    -100, or the batch has fewer targets than ranks."""
 
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
         self._stream = stream
@@ -221,11 +221,11 @@ class BatchReader:
         return _rows(memory, 0, *self._stream.read(n, rows, array))
 
     def pair(self, rows: Rows) -> tuple[Any, Any]:
-        """Inputs and targets, on the device of the options."""
+        """Inputs and targets, on the device that the options name."""
         return self._placed(rows.inputs), self._placed(rows.targets)
 
     def form(self, rows: Rows) -> Any:
-        """The batch as a pair or as a dict."""
+        """The batch in the form that the options name: a pair or a dict."""
         inputs, targets = self.pair(rows)
         if self._options.form == "pair":
             return inputs, targets
@@ -279,7 +279,7 @@ class BatchReader:
                 expected="int64 or int32",
             )
         counts = [self._seq_len] * size
-        if self._stream.is_packed:  # only packed rows have fewer targets
+        if self._stream.is_packed:  # only packed rows have fewer targets than tokens
             row = np.empty((2, 1, self._seq_len), np.int64)
             for i in range(size):
                 self._stream.read(n, RankRows(size, i, i + 1), row)
@@ -305,7 +305,8 @@ def _rows(memory: Any, first: int, sources: np.ndarray, windows: np.ndarray) -> 
 
 
 def _wrapper(backend: str) -> Callable[[np.ndarray], Any]:
-    """A function that wraps an array as the backend's type, without a copy. Raises ConfigError."""
+    """A function that turns a numpy array into the backend's array type without copying it. Raises
+    ConfigError."""
     if backend == "numpy":
         return np.asarray
     try:

@@ -44,17 +44,17 @@ _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
 # Flat keys of a trainer, for its loss and evaluation, which the loader ignores.
 _TRAINER_KEYS = ("loss_mask_eos",)
 _TRAINER_PREFIX = "validation_"
-# A table whose name is at least this similar to a known key counts as a misspelling of the key.
-# This includes a short name with one wrong letter.
+# A table name that is at least this similar to a known key counts as a misspelling of the key. This
+# includes a short name with one wrong letter.
 _SLIP = 0.85
 
 CACHE_KEYS = ("cache_dir", "cache_bytes")
 
 
 class LoaderOptions(MemoryOptions, total=False):
-    """Settings of a batch's memory, and of plans behind URLs. cache_dir: the directory for copies
-    of their files. cache_bytes: read tokens in blocks and cache at most this many bytes; by default
-    all tokens are copied first."""
+    """Settings of a batch's memory, and of plans that are read from a URL. cache_dir: the directory
+    for copies of their files. cache_bytes: read tokens in blocks and cache at most this many bytes;
+    by default all tokens are copied first."""
 
     cache_dir: str | Path | None
     cache_bytes: int | None
@@ -79,8 +79,8 @@ def build_loader(
         options: See `LoaderOptions`.
 
     Raises:
-        ConfigError, PlanError, FormatError: Raised before any shard is read; for arguments, before
-            a plan is made.
+        ConfigError, PlanError, FormatError: Raised before any shard is read; errors in arguments,
+        before a plan is built.
     """
     memory: dict[str, Any] = {k: v for k, v in options.items() if k not in CACHE_KEYS}
     ReadOptions(*data_rank(rank, world_size), split, backend, **memory)
@@ -104,15 +104,16 @@ def open_loader(
     backend: str = "auto",
     **options: Unpack[LoaderOptions],
 ) -> DeterministicLoader:
-    """The loader of this process's rows. Takes and raises what `build_loader` does."""
+    """The loader of this process's rows. Arguments and errors are the same as for
+    `build_loader`."""
     return build_loader(cfg, rank, world_size, split, backend=backend, **options)[0]
 
 
 def resolve_plan(
     cfg: object, cache_dir: str | Path | None = None, cache_bytes: int | None = None
 ) -> LoaderPlan:
-    """The plan that `cfg` describes. Arguments and errors as `build_loader`; `cache_dir` replaces
-    the setting with this name."""
+    """The plan that `cfg` describes. Arguments and errors are the same as for `build_loader`;
+    `cache_dir` replaces the setting `cache_dir`."""
     if cache_bytes is not None and not (isinstance(cfg, str | Path) and is_url(cfg)):
         found = type(cfg).__name__ if not isinstance(cfg, str | Path) else repr(str(cfg))
         raise ConfigError(
@@ -180,7 +181,7 @@ def with_sections(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def is_trainers(key: object) -> bool:
-    """Whether a flat key belongs to the trainer, so that the loader ignores it."""
+    """Whether a flat key belongs to the trainer; the loader ignores such keys."""
     return key in _TRAINER_KEYS or str(key).startswith(_TRAINER_PREFIX)
 
 
@@ -206,7 +207,7 @@ def _from_base(table: Mapping[str, Any], where: Path, base: Path) -> dict[str, A
 
 
 def _of_mapping(table: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The loader's keys of a mapping and of its `data` table, whose keys take precedence; and
+    """The loader's keys of a mapping and of its `data` table, which takes precedence; and the key
     `base`, which `read_config` sets."""
     inner = table.get("data")
     if not isinstance(inner, Mapping | None):
@@ -251,13 +252,14 @@ def _unknown(key: object, where: object, do: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A run's settings and the place that gives them, for messages."""
+    """A run's settings, and the file or mapping that they come from, for messages."""
 
     run: RunSettings
     where: str
 
     def plan(self) -> LoaderPlan:
-        """The plan of the sources that the settings name, in the first of the ways to name them."""
+        """The plan of the sources that the settings name. If the settings name sources in several
+        ways, the first way in this function counts."""
         run = self.run
         if run.datasets is not None:
             return self._listed(read_tables(run.datasets, f"{self.where}: datasets", run.base))

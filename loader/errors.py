@@ -12,8 +12,8 @@
 
 import re
 
-# These patterns read untrusted text, so they must take linear time: each consumes the characters
-# that it has examined, whether it matches or not.
+# These patterns read untrusted text, so they must take linear time: each pattern consumes the
+# characters that it examines, whether it matches or not.
 _AFTER_SCHEME = re.compile(r"://[^\s'\"]+")
 _LOGIN = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/]+(?=@|$))")
 _SIGNATURE = re.compile(r"(https?://[^\s'\"?]+)(\?[^\s'\"?]*=[^\s'\";,]*)?")
@@ -24,14 +24,14 @@ _UNSEEN = re.compile(
 
 
 def printable(text: str) -> str:
-    """Untrusted text for a terminal. Control characters and characters that it cannot show are
-    escaped like `\\u001b`, as in JSON. TAB and LF stay."""
+    """Untrusted text for a terminal. Control characters and others that a terminal obeys are
+    escaped like `\\u001b`, as in JSON, except TAB and LF."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def one_line(error: BaseException) -> str:
     """The message of another package's error as one line of at most 300 characters. Credentials are
-    hidden before it is cut, since a cut login would not be recognised."""
+    hidden before the message is cut, since half a login would not be recognised as one."""
     return " ".join(without_credentials(str(error)).split())[:300] or type(error).__name__
 
 

@@ -39,7 +39,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         memory: See `loader.batches.MemoryOptions`.
 
     Raises:
-        ConfigError: An argument is out of range; for valid, also as `loader.batches.BatchReader`.
+        ConfigError: An argument is out of range; for `split="valid"`, also for the reasons listed
+            in `loader.batches.BatchReader`.
         PlanError, FormatError: The plan's data cannot be read; see `loader.rows.stream.Stream`.
     """
 
@@ -107,10 +108,10 @@ class DeterministicLoader:  # in short `loader.Loader`
         "dict"` the mapping that `loader.batches.MemoryOptions` describes. Raises StopIteration at
         the plan's end.
 
-        Targets are inputs shifted by one token. Positions without a target have -100: with best-fit
-        packing, and if ranks share the rows of the last valid batch. With `contiguous=False` both
-        are views of one array: copy one before writing to it in place, and flatten with
-        `reshape(-1)`.
+        Targets are inputs shifted by one token. Positions without a target are -100. They occur
+        with best-fit packing, and in the last valid batch if ranks share its rows. With
+        `contiguous=False` inputs and targets are views of one array: copy a view before you write
+        into it, and flatten with `reshape(-1)`.
         """
         rows = self._reader.form(self._read())
         self.skip()
@@ -118,7 +119,8 @@ class DeterministicLoader:  # in short `loader.Loader`
 
     def next_with_meta(self) -> Batch:
         """The next batch and its origin. Raises as `next`, and FormatError if an index is missing
-        or does not match its file (E-INDEX-...); then the position does not change."""
+        or does not match its file (E-INDEX-...); after a FormatError the position has not
+        changed."""
         rows = self._read()
         stream = self._open_stream()
         first = self._next
@@ -150,8 +152,9 @@ class DeterministicLoader:  # in short `loader.Loader`
         return self._reader.form(self._reader.read_rows(first, stop - first))
 
     def __iter__(self) -> Iterator[Any]:
-        """Train: batches from the current position to the end. Valid: one pass from the first batch
-        on; after `seek` or `load_state_dict` from this position, unless it is the end."""
+        """Train: batches from the current position to the end. Valid: one pass from the first
+        batch. After `seek` or `load_state_dict`, the first pass starts at the new position instead,
+        unless this is the end."""
         if self.split == "train":
             return self
         if not self._is_set or self._next >= self._end:
@@ -196,7 +199,7 @@ class DeterministicLoader:  # in short `loader.Loader`
 
         Raises:
             StateError: The state is malformed, belongs to another plan or split, or its position
-                does not exist; the position of the loader does not change.
+                does not exist. After this error the loader's position has not changed.
             PlanError: A source has too few tokens for the rest of the plan (E-PLAN-SHORT).
         """
         stream = self._open_stream()
@@ -310,6 +313,6 @@ class DeterministicLoader:  # in short `loader.Loader`
         return self._fill(step) if self._prefetch is None else self._prefetch.get(step)
 
     def _fill(self, step: int) -> Rows:
-        """Read a step's rows. With prefetch, only the prefetch thread calls this."""
+        """Read a step's rows. With prefetch, only the prefetch thread calls this function."""
         self._open_stream()
         return self._reader.read(step)

@@ -48,7 +48,7 @@ class PlanDataset(Dataset[Any]):
 
     def own_rank(self) -> tuple[int, int]:
         """Rank and number of ranks of this process, as `data_rank`. A spawned worker cannot detect
-        them, so it has those values from its trainer."""
+        them, so it uses the values of the process that pickled the data set."""
         found = data_rank(*self._ranks)
         is_alone = found[1] == 1 and get_worker_info() is not None
         return self._starter if is_alone and self._starter else found
@@ -100,7 +100,7 @@ class BatchDataset(PlanDataset):
 class StepDataset(BatchDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
     the number of its next step needs no other state. A `DataLoader` must request the steps in
-    order; `dataset[step]` works for any step. Arguments as for `TokenDataset`; options:
+    order; `dataset[step]` works for any step. Takes the arguments of `TokenDataset`; options:
     `loader.config.LoaderOptions`."""
 
     def __init__(
@@ -201,11 +201,11 @@ class RowDataset(PlanDataset):
                 where="sampler",
                 found=f"a batch of rows {', '.join(map(str, rows[:6]))}",
                 expected="a sequential sampler, and no row twice to fill up a batch",
-                do='set train_sampling_strategy = "sequential" or shuffle = False; open_loader'
-                " reads an incomplete last batch of valid",
+                do='set train_sampling_strategy = "sequential" or shuffle = False; to read an'
+                " incomplete last batch of valid, use open_loader",
             )
-        # Trainers fill up batches, or add complete ones, with the first rows. Row 0 belongs to rank
-        # 0, so if another rank gets it, the row is read twice.
+        # Trainers use the first rows to fill up a batch, or to add complete batches. Row 0 belongs
+        # to rank 0, so if another rank gets it, the row is read twice.
         if len(rows) and rows[0] == 0 and self.own_rank()[0]:
             raise ConfigError(
                 "the first row is read by two ranks",

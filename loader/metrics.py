@@ -1,8 +1,8 @@
 """Losses per source from losses per row or per token, weighted by tokens and summed over ranks.
 
 The loss of a source is the sum of its token losses over all ranks, divided by the number of its
-predicted tokens, and not a mean of means. Accepts numpy arrays and torch tensors; uses torch only
-if the caller has imported it.
+predicted tokens, not the mean of the rows' means. Accepts numpy arrays and torch tensors; uses
+torch only if the caller has imported it.
 """
 
 import sys

@@ -7,7 +7,8 @@ from typing import Any
 
 from loader.errors import ConfigError
 
-# Variables with the number of processes, of launchers that do not set RANK and WORLD_SIZE.
+# Environment variables in which launchers that do not set RANK and WORLD_SIZE give the number of
+# processes.
 _LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE")
 _LAUNCHERS += ("MV2_COMM_WORLD_SIZE", "HOROVOD_SIZE")
 
@@ -72,6 +73,6 @@ def _unclear(where: str, found: str) -> ConfigError:
         "the rank of this process is unknown",
         where=where,
         found=found,
-        expected="both or neither; world_size at least 1, and rank below it",
+        expected="rank and world_size, or neither; world_size at least 1, rank below world_size",
         do="pass the data-parallel rank and world_size, or initialise torch.distributed first",
     )

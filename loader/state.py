@@ -1,10 +1,11 @@
 """A saved loader position: small, equal on all ranks, tied to its plan, with a checksum.
 
 The position is one number, the global sequence index. A state also has the plan's identity, so that
-an error can name the difference, and counts per source. It can be loaded at another batch size,
-since the sequences are the same, and under a plan that is equal up to this position, such as a
-remix. Counts per source without a position can be loaded too (`loader.plan.continuation`). States
-of versions 1 and 2 have no checksum: their other values must match their index.
+an error can name the difference, and counts per source. A state can be loaded at another batch
+size, since the sequences are the same, and under a plan that is equal up to this position, such as
+a remixed plan. Counts per source without a position can be loaded too (`loader.plan.continuation`).
+States of versions 1 and 2 have no checksum: their other values must match the global sequence
+index.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ def make_state(
 
 
 def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple[LoaderPlan, int]:
-    """The plan to continue with, and the global sequence index in it.
+    """The plan to continue with, and the global sequence index at which to continue.
 
     This is `plan`, unless the state has only counts of another run; then it is a new plan that
     continues from them, at index 0. Raises StateError if the state is malformed or edited
@@ -50,7 +51,7 @@ def resume(state: object, plan: LoaderPlan, split: str, stream: Stream) -> tuple
     if isinstance(state, Mapping) and "version" not in state and "datasets" in state:
         if split != "train":
             raise StateError(
-                "the state has counts of training sequences, so it has no position in this split",
+                "the state has only counts of training sequences, no position in this split",
                 found="'train'",
                 expected=repr(split),
                 code="E-STATE-SPLIT",
@@ -160,7 +161,7 @@ def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
 
 def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str) -> bool:
     """Whether the state's plan equals `plan` up to the state's position. For train, stages after
-    the position may differ, and so may the point at which a remix cut the current stage; for valid,
+    the position may differ, and a remix may have cut the current stage at another point; for valid,
     all stages may differ. Masks may differ too, since they do not change positions."""
     n = state["global_sequence_index"]
     old = dict(state["plan"])
@@ -188,13 +189,14 @@ def _length(stage: Mapping[str, Any]) -> int:
 
 
 def _as_planned(stage: Mapping[str, Any]) -> list[Any]:
-    """A stage without the changes of a later remix."""
+    """A stage as planned, before a remix cut it."""
     rows = [{**source, "unread_sequences": 0} for source in stage["sources"]]
     return [rows, {key: value for key, value in stage.items() if key != "sources"}]
 
 
 def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, Any] | None:
-    """Name of the first value that differs, and both values; named rows are paired by name."""
+    """Name of the first value that differs, and both values. Rows of a list are compared by name if
+    they have names."""
     if isinstance(found, Mapping) and isinstance(expected, Mapping):
         keys = list(dict.fromkeys([*expected, *found]))
         pairs = [(f"{where}.{key}", found.get(key), expected.get(key)) for key in keys]
@@ -218,14 +220,15 @@ def _first_difference(where: str, found: Any, expected: Any) -> tuple[str, Any, 
 
 
 def _names(rows: list[Any]) -> list[str]:
-    """Name of each row, or its number."""
+    """The name of each row, or the row's number if it has no name."""
     return [str(r.get("name", i) if isinstance(r, Mapping) else i) for i, r in enumerate(rows)]
 
 
 def _refuse_other_counts(state: Mapping[str, Any], n: int, stream: Stream) -> None:
-    """Refuse a state of version 2 whose counts per source disagree with its index."""
+    """Refuse a state of version 2 whose counts per source disagree with its global sequence
+    index."""
     if n > stream.num_sequences:
-        return  # `seek` refuses this position
+        return  # then `seek` refuses this position
     rows = state.get("sources")
     for name, count in zip(stream.source_names, stream.schedule.counts_before(n).tolist()):
         row = rows.get(name) if isinstance(rows, Mapping) else None
@@ -246,9 +249,8 @@ def _refuse_other_stream(
 ) -> None:
     """Raise StateError if a state of version 1 has values of another stream than the plan's.
 
-    Version 1 was written by other loaders with this layout. They used smooth weighted round-robin
-    and windows every seq_len + 1 tokens, and counted the sequences of each source in the current
-    stage.
+    Other loaders wrote version 1. They used smooth weighted round-robin and windows every seq_len +
+    1 tokens, and counted the sequences of each source in the current stage.
     """
     for part, key, own in (
         ("accumulators", "policy", "swrr"),

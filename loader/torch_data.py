@@ -62,7 +62,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
     `DeterministicLoader` sets the position of all workers. Each process opens the data once.
 
     Args:
-        cfg: As for `build_loader`.
+        cfg: See `build_loader`.
         rank, world_size, split: See `DeterministicLoader`.
         options: See `DataOptions`.
     """
@@ -80,11 +80,11 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         self._is_valid = split == "valid"
         self._start = 0
         self._is_set = False  # whether `_start` was set, and no pass has started after it
-        self._is_loaded_here = False  # by `load_state_dict`, in the main process
-        self._worker: tuple[int, int] | None = None  # the worker whose position `_start` is
+        self._is_loaded_here = False  # whether `load_state_dict` set `_start`, in the main process
+        self._worker: tuple[int, int] | None = None  # the worker that saved the position `_start`
 
     def __len__(self) -> int:
-        """Batches of the whole stream, over all workers."""
+        """Number of batches of the whole stream, over all workers."""
         return len(self._opened())
 
     def __iter__(self) -> Iterator[Any]:
@@ -106,7 +106,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
             raise StateError(
                 "workers have read ahead in a pass that the caller did not finish",
                 where="persistent_workers",
-                do="use WorkerLoader, or set persistent_workers = False and load the position",
+                do="use WorkerLoader, or set persistent_workers = False and reload the position",
                 code="E-STATE-WORKER",
             )
         self._check_place(place, worker is not None)
@@ -129,7 +129,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
                 "the state belongs to another worker",
                 found=f"worker {self._worker}",
                 expected=f"worker {place}",
-                do="resume with as many workers, or from the state of a WorkerLoader",
+                do="resume with the same number of workers, or from the state of a WorkerLoader",
                 code="E-STATE-WORKER",
             )
         if self._is_valid and self._is_set and self._is_loaded_here and is_worker:
@@ -140,7 +140,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of this worker after the last batch that it made."""
+        """The position after the last batch that this worker made."""
         loader = self._opened()
         loader.seek(min(self._start * self.plan.batch_size, loader.num_sequences))
         return {"step": self._start, "worker": self._worker, "loader": loader.state_dict()}
@@ -154,7 +154,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         loader.load_state_dict(own["loader"])
         plan = loader.plan
         if worker is not None and own["loader"]["plan"]["batch_size"] != plan.batch_size:
-            self._loader = None  # it now has the plan of the state, which is refused
+            self._loader = None  # the loader already switched to the plan of the refused state
             raise StateError(
                 "the state of one worker has another batch size",
                 found=own["loader"]["plan"]["batch_size"],
@@ -227,7 +227,7 @@ class WorkerLoader(DeterministicLoader):
             loader = DataLoader(self._data, batch_size=None, collate_fn=_same, **self._workers)
             with safe_children():
                 self._batches = iter(loader)
-        self._ahead = -1  # remains if an error or an interrupt ends this call
+        self._ahead = -1  # stays set if an error or an interrupt ends this call
         batch = next(self._batches)
         self._ahead = self.step + 1
         self.skip()
@@ -263,9 +263,9 @@ def _same(batch: Any) -> Any:
 
 
 def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """The number by which a rank must divide the sum of its losses. Then the mean of gradients over
-    ranks, which data parallelism computes, is the mean over all targets, even if ranks have
-    different numbers of targets.
+    """The number by which each rank must divide the sum of its token losses. Then the mean of
+    gradients over ranks, which data parallelism computes, is the mean over all targets, even if
+    ranks have different numbers of targets.
 
     A scalar: the targets of all ranks that are not -100, divided by the number of ranks; at least
     one target. If torch.distributed is initialised, this is a collective call. group: the

@@ -1,4 +1,5 @@
-"""The `nmoe` of the source documents: only `nmoe.data`, whose names lead to this project's.
+"""The `nmoe` of the source documents: only `nmoe.data`, whose names lead to the functions and
+classes of this project.
 
 Your own package `nmoe`, such as a trainer, keeps its modules: Python imports each module from the
 first package on the path that has it.

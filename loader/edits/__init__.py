@@ -1,1 +1,2 @@
-"""Edits of a plan: other weights, documents left out, another tokenizer; and their certificates."""
+"""Edits of a plan: other weights, masked documents, another tokenizer; and certificates of new
+weights."""

@@ -1,8 +1,8 @@
 """The proof that a plan continues another plan from a step; anyone can recompute it.
 
-It has both plans, the digest of all sources and windows before the step, and the windows of each
-source that are read before and after the step. `verify_certificate` recomputes all of it from the
-two plans and their data. Format: docs/formats.md.
+A certificate has both plans, the digest of all sources and windows before the step, and the windows
+of each source that are read before and after the step. `verify_certificate` recomputes the whole
+certificate from the two plans and their data. Format: docs/formats.md.
 """
 
 import hashlib
@@ -74,8 +74,8 @@ class Certificate:
 
 
 def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
-    """Prove that `after` reads the same sequences as `before` up to a step. Raises PlanError if it
-    does not (E-REMIX-CERTIFICATE), and as `Stream` for both plans."""
+    """Prove that `after` reads the same sequences as `before` up to a step. Raises PlanError if the
+    sequences differ (E-REMIX-CERTIFICATE), and the errors of `Stream` for both plans."""
     n = step * before.batch_size
     with closing(Stream(before, "train")) as old, closing(Stream(after, "train")) as new:
         ends = f"{old.num_sequences} and {new.num_sequences} sequences"
@@ -97,9 +97,9 @@ def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
 
 
 def verify_certificate(path: str | Path) -> Certificate:
-    """Read a certificate and recompute it from its plans and their data. Raises PlanError if
-    anything in it differs (E-REMIX-CERTIFICATE), and as `loader.plan.file.load_plan` for either
-    plan."""
+    """Read a certificate and recompute it from its plans and their data. Raises PlanError if the
+    result differs from the file (E-REMIX-CERTIFICATE), and the errors of
+    `loader.plan.file.load_plan` for either plan."""
     path = Path(path)
     try:
         value = read_json_object(path, _MAX_BYTES)

@@ -20,10 +20,10 @@ def mask(
     file, start and end of each document, as from `loader.rows.origins`. The file is a path, or its
     name in the manifest.
 
-    Order and windows stay the same, so states of either plan load under the other. Masked targets
-    are -100, and with `replace_text` the inputs are EOS, so that the text is not context either.
-    Raises ConfigError if a source is not in the plan, and PlanError if the tokens do not exist
-    (E-PLAN-FORMAT).
+    Order and windows stay the same, so a state of the old plan loads under the new plan, and the
+    reverse. Masked targets are -100, and with `replace_text` the inputs are EOS, so that the model
+    does not read the text as context either. Raises ConfigError if a source is not in the plan, and
+    PlanError if the tokens do not exist (E-PLAN-FORMAT).
     """
     places = {s.name: resolve_inside(plan.base, s.manifest) for s in plan.sources}
     masked = {*plan.masked}

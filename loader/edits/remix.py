@@ -1,10 +1,10 @@
 """Changes the mixture of a live run: from a step on, the plan has other weights, new sources, other
 phases or another length.
 
-The stages that were read do not change; the stage with the step ends there. Every source continues
-after its last window, even if it was removed in between. If a source has had less than its share,
-the next stage starts with a debt of the missing fraction of a sequence. So many small edits give
-the same shares as a single edit.
+Stages before the step do not change; the stage that contains the step ends at the step. Every
+source continues after its last window, even if it was removed in between. If a source has got less
+than its share, the missing fraction of a sequence is added to its share in the next stage (the debt
+to the source). So many small edits give the same shares as a single edit.
 """
 
 import os
@@ -50,19 +50,19 @@ def remix(
 
     Args:
         plan: The plan of the run.
-        step: First step of the new shares; 0 to the last step of the plan.
+        step: First step with the new weights, from 0 to the last step of the plan.
         weights: Weight of every source that is read after the step; no temperature is applied.
         sources: Directory or manifest of each source that the plan does not have.
-        phases: Tables as in `[[data.phases]]`, from the step on. The plan's own phases after the
-            step are dropped.
+        phases: Phases after the step, as tables like `[[data.phases]]`. The plan's own phases after
+            the step are dropped.
         steps: Length of the run; by default the length of `plan`.
 
     Raises:
         ConfigError: A weight, phase or number of steps is out of range, or a source is unknown.
         PlanError: The step is out of range (E-REMIX-STEP); a source has too few windows left
-            (E-PLAN-SHORT); a new source gets no sequence (E-PLAN-ZERO), or has other data than the
-            plan's source of this name (E-PLAN-DATA); new sources are given for a twin
-            (E-PLAN-TWIN). Also as `build_plan` for new sources.
+            (E-PLAN-SHORT); a new source gets no sequence (E-PLAN-ZERO), or has the name of a source
+            of the plan but other data (E-PLAN-DATA); new sources are given for a twin
+            (E-PLAN-TWIN). Also the errors of `build_plan`, for new sources.
     """
     where = f"remix of {plan.plan_id}"
     batch_size = plan.batch_size
@@ -70,10 +70,10 @@ def remix(
         tables.number(steps, f"{where}: steps", positive=True, whole=True)
     if plan.twins and sources:
         raise PlanError(
-            "a twin plan cannot have new sources",
+            "a plan that `nmoe twin` made cannot get new sources",
             where=where,
             found=f"new sources {', '.join(sources)}",
-            do="remix the plan of which this is the twin, and make the twin again",
+            do="remix the original plan, then run `nmoe twin` on the result",
             code="E-PLAN-TWIN",
         )
     weighted, phased = _read(weights, sources or {}, phases, step, where)
@@ -138,7 +138,7 @@ def _sequence(step: int, reached: int, num_steps: int, batch_size: int) -> int:
             where="step",
             found=repr(step),
             expected=f"0 to {last}: the plan has {reached} steps, and {num_steps} after the edit",
-            do="to make the run longer, set steps above it",
+            do="to make the run longer, set a larger number of steps",
             code="E-REMIX-STEP",
         )
     return step * batch_size
@@ -168,8 +168,8 @@ def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
 def _with_sources(
     plan: LoaderPlan, given: Mapping[str, str | Path], stream: Stream
 ) -> tuple[LoaderPlan, dict[str, SourceData], dict[str, int]]:
-    """The plan with paths from a directory that contains all data; and the data and the number of
-    windows of each source of the plan and of each given source."""
+    """The plan with paths relative to a directory that contains all data. Also the data and the
+    number of windows of each source, both of the plan's sources and of the given ones."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     trains = {name: split_dirs(Path(os.path.abspath(path)))[0] for name, path in given.items()}
     paths = {name: locate(train, False) for name, train in trains.items()}
@@ -190,7 +190,7 @@ def _with_sources(
                 where=manifest.path,
                 found=data.content_hash,
                 expected=found[name].content_hash,
-                do="give the new data another name",
+                do="give the new data a name that the plan does not use",
                 code="E-PLAN-DATA",
             )
         if name not in capacities:
@@ -279,8 +279,8 @@ def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int])
             raise PlanError(
                 f"source {source.name!r} has too few windows left",
                 where="remix",
-                found=f"{in_all - read[source.name]} left to read",
-                expected=f"{count}, the share of its weight",
+                found=f"{in_all - read[source.name]} windows left to read",
+                expected=f"{count} windows, the share of its weight",
                 do="lower its weight, shorten the run, or add data under another name",
                 code="E-PLAN-SHORT",
             )

@@ -20,8 +20,8 @@ from loader.rows.stream import Stream
 
 def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> LoaderPlan:
     """The plan that reads the text of `plan` in another tokenizer: each row has the text of the
-    same row of `plan`, followed by padding. Inside a document the text is cut in proportion to
-    tokens.
+    same row of `plan`, followed by padding. If a window ends inside a document, the cut is at the
+    same fraction of the document's tokens.
 
     Weights, order, shuffles, steps and ranks are the same as in `plan`, so after any number of
     sequences both runs have read the same documents, to within one window. sources: for each source
@@ -30,8 +30,8 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     split is the split beside it. Writes no file.
 
     Raises:
-        ConfigError: Sources differ from the plan's sources, or the plan packs, masks, follows
-            another run, or wraps in the middle of a window.
+        ConfigError: The given sources differ from the plan's, or the plan packs documents, masks
+            tokens, continues another run, or wraps in the middle of a window.
         PlanError: The documents differ (E-PLAN-DATA) in number or, if both manifests name files of
             ids, in id or text; or `seq_len` is too small (E-PLAN-TWIN).
         FormatError: A source has no index, or a file of ids is damaged.
@@ -41,14 +41,17 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
     if set(names) != set(sources):
         found = ", ".join(sorted(sources))
         raise ConfigError(
-            "the sources differ from the plan's", where=where, found=found, expected=str(names)
+            "the given sources differ from the plan's sources",
+            where=where,
+            found=found,
+            expected=str(names),
         )
     if plan.packing != "concat" or plan.masked or plan.consumed or plan.wraps_tokens:
         raise ConfigError(
             "this plan cannot have a twin",
             where=where,
-            expected="packing = 'concat', no mask, no counts of another run, and no on_exhaust ="
-            " 'wrap' without shuffle",
+            expected="packing = 'concat', no masks, no `consumed`; if on_exhaust = 'wrap', also"
+            " shuffle = true",
         )
     splits = {name: split_dirs(Path(os.path.abspath(path))) for name, path in sources.items()}
     paths = {name: locate(train, False) for name, (train, _) in splits.items()}
@@ -97,7 +100,7 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
 
 def uncompared(plan: LoaderPlan) -> list[str]:
     """Sources of a twin plan for which only the number of documents was compared, because one of
-    the manifests names no files of ids, or they are missing. Raises as `open_data`."""
+    the manifests names no files of ids, or they are missing. Raises the errors of `open_data`."""
     return [name for name, *both in _pairs(plan) if None in map(_ids_files, both)]
 
 
@@ -108,7 +111,7 @@ def _pairs(plan: LoaderPlan) -> Iterator[tuple[str, Manifest, Manifest]]:
 
 
 def _ids_files(manifest: Manifest) -> list[tuple[Path, object]] | None:
-    """The files of ids with their digests, in reading order; None if a file is missing."""
+    """The files of document ids with their digests, in reading order; None if a file is missing."""
     root = manifest.path.parent
     found = []
     for entry in manifest.shards:
@@ -141,7 +144,8 @@ def _compare(name: str, own: list[tuple[Path, object]], theirs: list[tuple[Path,
 
 
 def _document(line: bytes) -> tuple[object, object]:
-    """Id and text SHA-256 in a line, or the line itself if it has none."""
+    """The id and the text's SHA-256 from a line of a file of ids, or the line itself if it has no
+    SHA-256."""
     try:
         row = json.loads(line)
         return row["id"], row["text_sha256"]

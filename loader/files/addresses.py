@@ -34,7 +34,7 @@ def is_url(value: str | os.PathLike[str]) -> bool:
 
 
 def join(base: str, part: str) -> str:
-    """The URL of `part`, relative to the URL `base`; `..` never leaves its host or bucket."""
+    """The URL of `part`, relative to the URL `base`; `..` cannot lead out of the host or bucket."""
     head, path = _split(base)
     return head + posixpath.normpath(posixpath.join(path, part))
 
@@ -46,7 +46,7 @@ def parent(url: str) -> str:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """Scheme with host or bucket, and the path after it, without a query."""
+    """The two parts of a URL without its query: scheme with host or bucket, and path."""
     scheme, _, rest = address(url).partition("://")
     host, _, path = rest.partition("/")
     if scheme in ("http", "https"):

@@ -3,7 +3,8 @@
 A block is named by its SHA-256. Its content is checked before it gets this name, and again when
 another process maps it. Before a block is written, the least recently used blocks are deleted until
 it fits, under a lock of the directory. A block may be deleted while other processes map it. A
-process that is killed leaves no lock, and at most one `.part`, which the next writer deletes.
+killed process holds no lock any more, and leaves at most one `.part` file, which the next writer
+deletes.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from loader.files.locks import locked
 from loader.files.regular import open_file, read_file
 
 _CLAIMS = 256  # number of locks with which one process fetches a block and the others wait
-_KEEP = 0.9  # blocks are deleted down to this share of the limit, so that this is rare
+_KEEP = 0.9  # blocks are deleted down to this share of the limit, so that deletions are rare
 
 
 class BlockCache:
@@ -33,7 +34,7 @@ class BlockCache:
 
     def get(self, digest: str, fetch: Callable[[], bytes]) -> bool:
         """Fetch a block unless it is cached; if several processes need it, only one fetches it.
-        Returns whether this process did. Raises the errors of `fetch`."""
+        Returns whether this process fetched the block. Raises the errors of `fetch`."""
         if self.path(digest).exists():
             return False
         try:

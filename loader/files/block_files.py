@@ -1,8 +1,8 @@
 """Token files of a store as one axis of positions, read in blocks and ahead of their use.
 
 The plan determines the next blocks, so they are fetched ahead: at most 64, and at most half of the
-cache for all readers of a machine together. 16 of them are requested concurrently, or more if the
-store has a high latency for its bandwidth. On the axis, each block is a file.
+cache for all readers of a machine together. 16 of them are requested concurrently, or more if
+bandwidth times latency of the store is large. On the axis, each block is a file.
 """
 
 import hashlib
@@ -30,7 +30,9 @@ from loader.files.tokens import TokenFiles, max_mapped
 _REQUESTS = 16
 _AHEAD = 64
 _LEAST_BLOCKS = 8
-_TRIES = 8  # attempts to fetch a block, which other processes may delete before it is mapped
+# number of attempts to fetch and map a block: other processes may delete the block before it is
+# mapped
+_TRIES = 8
 
 
 @dataclass(frozen=True, slots=True)

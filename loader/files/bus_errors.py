@@ -46,8 +46,8 @@ def report_bus_errors() -> None:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 def _report(number: int, info: int, context: int) -> None:
-    """Handler of SIGBUS. It runs in the thread that reads, during a copy, which holds no lock that
-    this function needs."""
+    """Handler of SIGBUS. Runs in the thread that was reading the file. That thread is inside a
+    copy, so it holds no lock that this function needs."""
     try:
         address = ctypes.c_void_p.from_address(info + _ADDRESS).value or 0
         error = FormatError(
@@ -58,7 +58,7 @@ def _report(number: int, info: int, context: int) -> None:
         )
         os.write(2, f"{error.line()}\n".encode(errors="replace"))
     finally:
-        os._exit(1)  # a return would read the page again
+        os._exit(1)  # returning from the handler would read the page again
 
 
 def _file_at(address: int) -> str:

@@ -1,8 +1,8 @@
 """JSON objects with the SHA-256 of their content under `content_hash`.
 
 Every JSON file that a later task reads has this hash, so that edited or damaged files are refused.
-`content_hash` does not cover `created_at`; an object with this key also has a `file_hash`, which
-does.
+`content_hash` does not cover `created_at`; an object with `created_at` also has a `file_hash`,
+which covers `created_at`.
 """
 
 import hashlib

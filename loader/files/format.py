@@ -99,17 +99,17 @@ def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
             if stat.S_ISLNK(os.lstat(at).st_mode):
                 return Path(os.path.realpath(root / pure)).is_relative_to(os.path.realpath(root))
     except (FileNotFoundError, NotADirectoryError):
-        return True  # a later open reports the missing file
+        return True  # opening the file later reports that it is missing
     except (OSError, UnicodeEncodeError):  # the name is not a possible file name
         return False
     return True
 
 
 def load_manifest(path: str | Path) -> Manifest:
-    """Read a committed manifest. Raises FormatError if it is missing (E-MANIFEST-MISSING); if its
-    JSON is invalid, a field is missing or of the wrong type, or a total is not the sum of the
-    shards (E-MANIFEST-FORMAT); if its `content_hash` is missing or does not match
-    (E-MANIFEST-HASH); and if a path leaves the directory (E-PATH-ESCAPE)."""
+    """Read and check a committed manifest. Raises FormatError if the file is
+    missing (E-MANIFEST-MISSING); if its JSON is invalid, a field is missing or of the wrong type,
+    or a total is not the sum of the shards (E-MANIFEST-FORMAT); if its `content_hash` is missing or
+    does not match (E-MANIFEST-HASH); and if a path leaves the directory (E-PATH-ESCAPE)."""
     path = Path(path)
     value = read_json_object(path)
     # Our prep writes a hash into every manifest; other tools write none.
@@ -199,7 +199,7 @@ def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
 def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
     """Compare a shard and its index with the manifest. Raises FormatError if the shard differs
     (E-SHARD-CHECKSUM), or its index is missing or belongs to another shard (E-INDEX-...)."""
-    if entry.checksum:  # empty in a directory without a manifest
+    if entry.checksum:  # the digest is empty if the directory has no manifest
         check_digest(manifest.shard_path(entry), entry.checksum, "E-SHARD-CHECKSUM")
     if not entry.index_path:
         return
@@ -211,8 +211,8 @@ def verify_shard(manifest: Manifest, entry: ShardEntry) -> None:
 
 
 def check_digest(path: Path, expected: str, code: str, name: object = None) -> None:
-    """Compare a file's SHA-256. Raises FormatError if it differs (`code`, naming `name` or the
-    path), or the file cannot be read (E-SHARD-MISSING)."""
+    """Compare a file's SHA-256 with `expected`. Raises FormatError if they differ
+    (`code`; the message names `name` or the path), or the file cannot be read (E-SHARD-MISSING)."""
     try:
         with open_file(path) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,5 +13,5 @@ def locked(path: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
-        finally:  # closing alone would leave the lock to a process that was forked in the meantime
+        finally:  # closing alone would not free the lock if a process was forked in the meantime
             fcntl.flock(file, fcntl.LOCK_UN)

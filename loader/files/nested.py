@@ -1,7 +1,7 @@
 """Parses JSON and TOML with a limit on the depth of lists and tables.
 
-Python's recursion limit depends on the release and on the caller, and a value within it may still
-be too deep for later code.
+Python's recursion limit is not enough: it depends on the release and on the caller, and a value
+within it may still be too deep for later code.
 """
 
 import json
@@ -10,8 +10,8 @@ import tomllib
 from typing import Any
 
 MAX_DEPTH = 200  # a parser uses at most four of Python's 1,000 nested calls per level
-# A text without an end reaches to the end: another search from each of its quotes would take
-# quadratic time, and the parser refuses it there.
+# A string without a closing quote matches to the end of the text, where the parser refuses it: a
+# new search from each quote would take quadratic time.
 _TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _TOML_TEXTS = re.compile(
     r'"""(?:[^\\]|\\.)*?"{3,5}|' + r"'''.*?'{3,5}|" + _TEXTS.pattern + r"|'[^'\n]*+'|#[^\n]*+",

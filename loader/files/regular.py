@@ -16,20 +16,20 @@ PathT = TypeVar("PathT", str, Path)
 
 def open_file(path: str | Path, *, buffering: int = -1) -> io.BufferedReader:
     """Open a file for reading bytes. Raises OSError if it is missing, unreadable or not regular."""
-    # Without a buffer it is a FileIO, which has the same methods for reading.
+    # With buffering=0 this is a FileIO, which has the same methods for reading.
     return cast("io.BufferedReader", open(path, "rb", buffering, opener=_opener))
 
 
 def read_file(path: str | Path) -> bytes:
     """The bytes of a file. Raises as `open_file`."""
     with open_file(path) as file:
-        # Files of /proc are regular, state no size, and hold what this process knows.
+        # Files in /proc are regular but state no size, and they contain secrets of this process.
         return file.read(os.fstat(file.fileno()).st_size)
 
 
 def regular(path: PathT) -> PathT:
-    """The path itself, for libraries that open files themselves. Raises as `open_file`; a missing
-    file is left to the library."""
+    """The path itself, for libraries that open files themselves. Raises as `open_file`; for a
+    missing file it raises nothing, since the library reports it."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -53,4 +53,4 @@ def _check(path: str | Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "a pipe, socket or device, not a file", os.fspath(path))
+        raise OSError(errno.EINVAL, "a pipe, socket or device, not a regular file", os.fspath(path))

@@ -88,7 +88,8 @@ def overlaps(spans: np.ndarray) -> Callable[[np.ndarray, np.ndarray], np.ndarray
     """A function from ranges of tokens, as two int64 `[n]` (starts and ends), to bool `[n]`:
     whether a range overlaps any of the spans, int64 `[num_spans, 2]`."""
     starts, stops = spans[np.argsort(spans[:, 0])].T
-    # The furthest end of all spans up to each one; before the first span, the smallest integer.
+    # The furthest end of all spans up to each one; before the first span, the value is the smallest
+    # integer.
     furthest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(stops)])
 
     def overlap(first: np.ndarray, end: np.ndarray) -> np.ndarray:

@@ -1,10 +1,11 @@
 """Files behind URLs: S3, GCS, Azure, HTTP and `file://` through obstore, others through fsspec.
 
-Each store's client raises different errors. They become one error with a message of one line, so
-that a caller can distinguish a store that is down (E-STORE) from a missing file. Credentials come
-from the environment; for S3 also from AWS profiles if botocore is installed; for HTTP from the URL.
-A written file is complete or absent. A request fails if no byte arrives for `NMOE_STORE_TIMEOUT_S`
-seconds (30), and is retried for six times as long; then the store counts as down.
+Each store's client raises different errors. This module turns them into one error with a message of
+one line, so that a caller can distinguish a store that is down (E-STORE) from a missing file.
+Credentials come from the environment; for S3 also from AWS profiles if botocore is installed; for
+HTTP from the URL. A written file is complete or absent. A request fails if no byte arrives for
+`NMOE_STORE_TIMEOUT_S` seconds (30), and is retried for six times this time; then the store counts
+as down.
 """
 
 import base64
@@ -70,8 +71,9 @@ def _parts(found: Any) -> Iterator[bytes]:
 
 
 def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
-    """Copy a file to `local` and sync it; False if there is none. Raises as `read_bytes`, also if
-    the file has more than `max_bytes`; then nothing stays at `local`."""
+    """Copy a file to `local` and sync it; False if the store has no such file. Raises the errors of
+    `read_bytes`, and PlanError if the file has more than `max_bytes`. After an error `local` does
+    not exist."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with _asking(url):
         store, key = _store_of(url)
@@ -90,7 +92,8 @@ def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
 
 
 def _streamed(store: Any, url: str, key: str, max_bytes: int) -> Iterator[bytes]:
-    """The parts of a file. A stated size over the limit is refused before the first byte."""
+    """The parts of a file. If the store states a size over the limit, the file is refused before
+    its first byte is read."""
     if store is None:
         files, path = _fsspec(url)
         _check_size(url, files.size(path) or 0, max_bytes)
@@ -226,7 +229,7 @@ def _store_of(url: str) -> tuple[Any, str]:
     host = parts.netloc.rpartition("@")[2]
     login = unquote(parts.netloc[: -len(host)].removesuffix("@"))
     root = f"{parts.scheme}://{host}"
-    if parts.query:  # a signature, which is valid only for this file
+    if parts.query:  # a signature in the query is valid for this file only
         return _opened(f"{root}{parts.path}?{parts.query}", login), ""
     return _opened(root, login), unquote(path)
 

@@ -1,8 +1,8 @@
 """The token files of all sources on one axis of positions; each file is mapped on first use.
 
 The files of a source are consecutive, in manifest order, and so are the sources, so that one
-`searchsorted` finds the files of any number of rows. A map costs a file descriptor, so at most a
-quarter of the process's limit is used; the least recently used file is unmapped first.
+`searchsorted` finds the files of any number of rows. A mapped file takes a file descriptor, so at
+most a quarter of the process's descriptors is used; the least recently used file is unmapped first.
 """
 
 import mmap
@@ -37,7 +37,7 @@ class TokenFiles:
 
     file_starts: int64 `[num_files + 1]`, position of each file's first token, and the end.
     source_starts: int64 `[num_sources + 1]`, the same for sources. Raises FormatError if a file is
-    missing, malformed or has another length than its manifest says.
+    missing, malformed or has another length than its manifest states.
     """
 
     def __init__(self, manifests: Sequence[Manifest], wraps: bool = False) -> None:
@@ -62,7 +62,8 @@ class TokenFiles:
             found = self._map(file)
             while len(self._mapped) >= self._max_mapped:
                 del self._mapped[next(iter(self._mapped))]
-        self._mapped[file] = found  # moves it to the end: the first file is the least recently used
+        # moves the file to the end, so that the first file is the least recently used
+        self._mapped[file] = found
         return found
 
     def _map(self, file: int) -> np.ndarray:
@@ -129,7 +130,7 @@ def past_end(position: int, width: int) -> PlanError:
 
 
 def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
-    # Reading the manifest has checked that the path is inside.
+    # `load_manifest` has checked that the path is inside the directory.
     path = manifest.path.parent / entry.path
     num_tokens, offset_bytes, integers = read_npy_header(path, manifest.dtype)
     if num_tokens != entry.num_tokens:

@@ -1,17 +1,18 @@
 """Interleaving by blocks: exact shares at the end of a block, random order inside it.
 
 At a block's end, after n sequences, floor(n x share + owed + phase) of them are from source i; the
-phase is a fraction that is drawn once. The heaviest source gets the rest. So at a block's end a
-source is never more than one sequence from its share, for any share and any length of the run, and
-every position costs the same. The policy `block` has blocks of 2,048 sequences, `epoch_weighted`
-has blocks of one pass over the data, and `weighted_random` has a single block, which is drawing
-without replacement. This is block-deterministic mixing as in levanter, without its rounding per
-block.
+phase is a fraction that is drawn once. The source with the largest weight gets the remaining
+sequences. So at a block's end a source is never more than one sequence from its share, for any
+share and any length of the run, and reading any position costs the same. The policy `block` has
+blocks of 2,048 sequences, `epoch_weighted` has blocks of one pass over the data, and
+`weighted_random` has a single block, which is drawing without replacement. This is
+block-deterministic mixing as in levanter, without its rounding per block.
 
 A block's order is a random arrangement of its counts; any part of it is computed without the rest.
 The block is halved until a part holds at most 16,384 sequences; each half's share of a source is
-drawn from the hypergeometric law (above 32, from its normal approximation), a leaf is shuffled in
-whole. A position costs one path, O(sources x log(size)); the nodes of the last path are kept.
+drawn from the hypergeometric law (above 32, from its normal approximation), and each last part is
+shuffled as a whole. Reading a position costs one path of halvings, O(sources x log(size)); the
+nodes of the last path stay in memory.
 """
 
 from bisect import bisect_left
@@ -35,10 +36,10 @@ _SUM_SD = sqrt(_FIELDS * (2**32 - 1) / 12)
 
 class Pace:
     """An endless stream with fixed shares: `sum(shares)` sequences contain exactly the share of
-    each source. A block is longer than `block_size` sequences if the heaviest source would
-    otherwise leave too little room for the others. `key` seeds phases and orders. owed: the amount
-    that each source gets besides its share, in 1 / OWED_UNIT sequences; with `in_shares` the shares
-    already include it.
+    each source. A block is longer than `block_size` sequences if the source with the largest weight
+    would otherwise take too many of them. `key` seeds phases and orders. owed: the amount that each
+    source gets besides its share, in 1 / OWED_UNIT sequences; with `in_shares` the shares already
+    include it.
     """
 
     def __init__(
@@ -57,14 +58,15 @@ class Pace:
         self._total = sum(shares) * unit
         self._filler = max(range(count), key=self._rates.__getitem__)
         left = self._total - sum(self._rates) + self._rates[self._filler]
-        # Most sequences above its rate that each of the other sources can get in a block.
+        # The most sequences that each of the other sources can get in a block above its rate.
         most = (count - 1) * (2 if any(owed) else 1)
         least = -(-most * self._total // left) if left > 0 else self._period
         self._size = max(1, block_size, least)
         self._phases = [
             (key_of(key, i) * self._total >> 64) + own * self._period for i, own in enumerate(given)
         ]
-        # Replaced in one assignment, since a thread that reads ahead and its consumer both use it.
+        # Replaced in one assignment, since the thread that reads ahead and the main thread both use
+        # this value.
         self._opened = -1, [0] * count, Arrangement([0] * count, 0)
 
     def counts_at(self, n: int) -> list[int]:
@@ -101,8 +103,8 @@ class Pace:
             -(-(quota * self._total - phase) // rate)
             for quota, rate, phase in zip(quotas, self._rates, self._phases)
         )
-        # The heaviest source takes the rest, so this formula is not exact for it: it is off by less
-        # than twice the number of sources.
+        # The source with the largest weight gets the remaining sequences, so this formula is not
+        # exact for this source: it is off by less than twice the number of sources.
         met += 2 * len(quotas)
         blocks = range(self._number_of(max(met - 1, 0)) + 1)
 
@@ -114,7 +116,8 @@ class Pace:
         return inside[bisect_left(inside, True, key=lambda n: is_met(self.counts_before(n)))]
 
     def _number_of(self, n: int) -> int:
-        # If a period ends with a part of a block, the part belongs to the last whole block.
+        # If a period ends with an incomplete block, this block is joined to the complete block
+        # before it.
         per_period = max(1, self._period // self._size)
         period, inside = divmod(n, self._period)
         return period * per_period + min(inside // self._size, per_period - 1)
@@ -226,7 +229,7 @@ def _half(node: _Node, n: int) -> _Node:
 
 
 def _left_counts(counts: list[int], size: int, left_size: int, key: int) -> list[int]:
-    """Number of elements of each source among `left_size` drawn of `size`: multivariate
+    """Number of elements of each source among `left_size` elements drawn from `size`: multivariate
     hypergeometric, source by source, each conditioned on the earlier sources."""
     fields = hashes(key, np.arange(4 * len(counts))).astype("<u8").view("<u2")
     normals = (fields.reshape(-1, _FIELDS).sum(axis=1) - _SUM_MEAN) / _SUM_SD
@@ -240,7 +243,8 @@ def _left_counts(counts: list[int], size: int, left_size: int, key: int) -> list
 
 
 def _hypergeometric(count: int, size: int, draws: int, normal: float, key: int) -> int:
-    """Number of marked elements (`count` of `size`) among `draws` drawn ones."""
+    """Draw from the hypergeometric law: of `size` elements `count` are marked; the number of marked
+    ones among `draws` drawn elements."""
     if count > size - count:
         return draws - _hypergeometric(size - count, size, draws, -normal, key)
     if draws > size - draws:

@@ -3,9 +3,9 @@
 Every source has a clock, tokens / weight, which advances with each of its sequences. The next
 sequence is from the source with the lowest clock; a hash of the source and its draw breaks ties.
 Clocks are integers, exact if the weights have a common multiple below 2^48, else rounded at the
-40th binary place. The clock readings at which a source is drawn form an arithmetic progression. So
-a binary search, O(sources x log n), finds the state after n sequences: the clock below which n
-readings lie.
+40th binary place. The clock values at which a source is drawn form an arithmetic progression. So a
+binary search, O(sources x log n), finds the state after n sequences: the clock below which there
+are n such values.
 """
 
 import math
@@ -58,14 +58,14 @@ class LeastConsumed:
         return sum(counts) + 1 + min(i for i, source in enumerate(tied) if last[source] == clock)
 
     def _counts_below(self, clock: int) -> list[int]:
-        """Readings of each source below a clock."""
+        """Number of times that each source is drawn below a clock value."""
         return [max(0, -((own - clock) // price)) for own, price in zip(self._clocks, self._prices)]
 
     def _clock_at(self, n: int) -> int:
         """The clock at which sequence `n` is drawn."""
         low = min(self._clocks)
         high = min(own + n * price for own, price in zip(self._clocks, self._prices)) + 1
-        # The highest clock with at most n readings below it.
+        # The highest clock value below which at most n sequences are drawn.
         while low < high:
             middle = (low + high + 1) // 2
             if sum(self._counts_below(middle)) <= n:
@@ -92,8 +92,8 @@ class LeastConsumed:
         lengths = np.array([ends[i] - counts[i] for i in active], np.int64)
         columns = np.repeat(np.arange(len(active)), lengths)
         offsets = np.arange(len(columns)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        # Within a chunk clocks are close together; if light sources spread them over more than 63
-        # bits, Python's exact integers are used.
+        # Within a chunk clock values are close together. If sources with tiny weights spread them
+        # over more than 63 bits, Python's exact integers are used.
         kind = np.int64 if last - first < 2**62 else object
         own = [self._clocks[i] + counts[i] * self._prices[i] - first for i in active]
         price = [self._prices[i] if ends[i] - counts[i] > 1 else 0 for i in active]
@@ -119,7 +119,8 @@ def _unit(weights: Sequence[int], seq_len: int) -> int:
     common = 1
     for weight in weights:
         common = math.lcm(common, weight // divisor)
-        # Prices are unit x seq_len / weight, so this multiple makes all of them integers.
+        # A sequence advances a clock by unit x seq_len / weight; this multiple makes these steps
+        # integers.
         if common * divisor * seq_len > _MAX_UNIT * heaviest:
             return -(-_FRACTION * heaviest // seq_len)
     return common * divisor * max(1, -(-_FRACTION * heaviest // (common * divisor * seq_len)))

@@ -1,11 +1,11 @@
 """Best-fit packing of complete documents into rows of `seq_len` tokens; reads only the index.
 
 Best fit decreasing (Johnson 1973; for pre-training: Ding et al. 2024, "Fewer Truncations Improve
-Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so memory
-has one block, and documents change their order only within a block. A document of at most `seq_len`
-tokens (its EOS counted) is never cut; a longer one fills complete rows and its rest is packed. The
-bins of a block are in the order of their first documents. Costs about a microsecond per document:
-once when the data are opened, to count rows, and again when the run reaches each block.
+Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so only one
+block is in memory, and documents change their order only within a block. A document of at most
+`seq_len` tokens (its EOS counted) is never cut; a longer one fills complete rows and its rest is
+packed. The bins of a block are in the order of their first documents. Costs about a microsecond per
+document: once when the data are opened, to count rows, and again when the run reaches each block.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ class Bins(NamedTuple):
     """Packed rows of one block of documents.
 
     starts, lengths: int64 [num_pieces], the pieces of documents in the order of rows; starts count
-    from the same origin as the document spans. is_end: bool [num_pieces], whether the piece ends
+    from the same position as the document spans. is_end: bool [num_pieces], whether the piece ends
     its document. rows: int64 [num_bins + 1], start of each row's pieces, and their end.
     """
 
@@ -79,8 +79,9 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """
     found = [0] * len(lengths)
     order = np.argsort(-lengths, kind="stable")
-    # with_room[r] has the bins with room for r; bit r of `occupied` says whether there is any, so
-    # that the smallest sufficient room is the lowest set bit of a shifted integer.
+    # with_room[r] has the bins with room for r tokens. Bit r of `occupied` says whether
+    # with_room[r] has a bin, so that the smallest sufficient room is the lowest set bit of a
+    # shifted integer.
     with_room: dict[int, list[int]] = {}
     occupied = num_bins = 0
     for item, length in zip(order.tolist(), lengths[order].tolist()):

@@ -106,7 +106,7 @@ class Stretch:
 class UntilMet:
     """A policy's streams until all sources have reached their quotas. `open_stretch` makes the
     stream of the remaining sources and returns the number of sequences for which it is valid: until
-    a source has reached its quota, or longer if no source exceeds its quota."""
+    a source has reached its quota, or longer if no source exceeds its quota in this time."""
 
     def __init__(self, open_stretch: OpenStretch, shares: Shares, key: int) -> None:
         for i, (weight, quota) in enumerate(zip(shares.weights, shares.quotas, strict=True)):
@@ -140,7 +140,7 @@ class UntilMet:
         """The stretch that contains sequence `n`; earlier stretches are opened first."""
         if not 0 <= n < self.num_sequences:
             raise IndexError(f"sequence {n} of {self.num_sequences}")
-        # Replaced, not changed, since a thread that reads ahead uses it too.
+        # A new list replaces the old list, since a thread that reads ahead uses the old list too.
         found = self._stretches
         while not found or found[-1].stop <= n:
             start = found[-1].stop if found else 0
@@ -177,7 +177,7 @@ def make_schedule(
             stream = LeastConsumed(weights, [seq_len * n for n in behind], seq_len, key)
             return stream, stream.first_exhaustion(quotas)
         if any(drawn):
-            owed = [0] * len(quotas)  # the first stretch pays all debts
+            owed = [0] * len(quotas)  # the first stretch adds all debts to the shares
         if policy == "swrr":
             return swrr_until_met(weights, quotas, owed)
         return paced_until_met(weights, quotas, block_size, key, owed)

@@ -3,8 +3,9 @@
 Every pick adds each weight to its source's accumulator, picks the source with the largest (ties:
 the earlier source) and subtracts the sum of weights from it. After a period, the sum of weights
 over their gcd, the accumulators are zero again, so any position is a table lookup. If accumulators
-start at the debts to sources instead of zero, picks become periodic after a lead, usually of one
-period. A table of 10^6 picks takes about half a second, once per set of weights.
+start at what earlier stages still owe each source instead of zero, the picks repeat only after some
+first picks (the lead), usually one period of them. A table of 10^6 picks takes about half a second,
+once per set of weights.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def swrr_until_met(
 
 @dataclass(frozen=True, slots=True)
 class PeriodTable:
-    """The first picks: a lead and one period that repeats, or as many as the stage can use.
+    """The first picks of an order: a lead and one period that repeats, or as many picks as the
+    stage can use.
 
     lead: picks before the period. weights: int64 [k], picks of each source in a period. picks:
     uint8 or uint16 [length]. marks: int64 [length // 4096 + 1, k], counts before every 4,096th
@@ -85,8 +87,8 @@ class PeriodTable:
 
 @lru_cache(maxsize=32)
 def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] = ()) -> PeriodTable:
-    """A table of at most `length` picks from accumulators at `start`, or at zero. Cached, so that
-    ranks in one process and equal stages share a table."""
+    """A table of at most `length` picks; the accumulators start at `start`, or at zero. Cached, so
+    that ranks in one process and equal stages share a table."""
     period = sum(weights)
     num_sources = len(weights)
     charged = np.array(weights, np.int64)
@@ -112,8 +114,8 @@ def period_table(weights: tuple[int, ...], length: int, start: tuple[int, ...] =
 
 
 def _swrr_picks(charged: np.ndarray, weights: tuple[int, ...], length: int) -> array[int]:
-    """The next picks. `charged` has the accumulators with the next weights added; each pick changes
-    it in place."""
+    """The next `length` picks. `charged` has the accumulators after the next weights were
+    added; each pick changes `charged` in place."""
     num_sources = len(weights)
     period = sum(weights)
     # Row k is added to the accumulators after source k was picked: one addition per pick.

@@ -1,8 +1,8 @@
-"""Windows of a corpus that are cut where another tokenizer's windows of the same text are cut.
+"""Windows of a corpus, cut at the same places in the text as the windows of another tokenizer.
 
 The twin is the same corpus in another tokenizer: the same documents in the same order. A position
 inside a document is mapped in proportion: the middle of a document in tokens of one corpus is its
-middle in tokens of the other. So a window reads the same documents as its twin, and a document
+middle in tokens of the other. So window n of either corpus reads the same documents, and a document
 starts and ends in windows with the same numbers. Costs 16 bytes per window.
 """
 
@@ -17,8 +17,8 @@ from loader.order.packing import Row
 
 
 def carried(positions: np.ndarray, ends: np.ndarray, own_ends: np.ndarray) -> np.ndarray:
-    """Positions of one corpus mapped to the other: int64 `[n]` each. ends, own_ends: int64
-    `[num_documents]`, ends of the same documents in the two."""
+    """Positions of one corpus mapped to the other: int64 `[n]`. ends, own_ends: int64
+    `[num_documents]`, ends of the same documents in the first and in the second corpus."""
     document = np.searchsorted(ends, positions, "right")
     starts = np.append(0, ends)
     own_starts = np.append(0, own_ends)
@@ -56,8 +56,9 @@ class TwinRows:
                     "the twin has a different number of documents",
                     where=twin.path,
                     found=f"{len(other)} documents",
-                    expected=f"{len(own)}, as {manifest.path} has",
-                    do="prepare both from the same text with the same settings",
+                    expected=f"{len(own)} documents, as in {manifest.path}",
+                    do="prepare both corpora from the same text, with the same settings except"
+                    " the tokenizer",
                     code="E-PLAN-DATA",
                 )
             firsts = np.arange(0, int(other[-1]) - twin_len, stride) if len(other) else other

@@ -46,7 +46,8 @@ def build_plan(
             zero.
         PlanError: A source has no manifest (E-PLAN-SOURCE), too few tokens (E-PLAN-SHORT) or
             another tokenizer (E-PLAN-TOKENIZER), or would get no sequence, although the stage has
-            enough for all sources (E-PLAN-ZERO); or a setting is out of range (E-PLAN-FORMAT).
+            at least one sequence per source (E-PLAN-ZERO); or a setting is out of range
+            (E-PLAN-FORMAT).
         FormatError: A manifest is not valid.
     """
     given = settings.vocabulary
@@ -114,7 +115,7 @@ def _plan_stages(
     first = 0
     passes = settings.max_epochs or 1
     for stage in stages:
-        # Remaining sequences of each source, if sources are read to their end.
+        # Remaining sequences of each source; used if on_exhaust lets sources be read to their end.
         whole: dict[str, int] = {}
         if not stage.num_tokens:
             read = [source.name for source in stage.sources if source.name in manifests]

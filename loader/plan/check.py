@@ -1,8 +1,8 @@
 """Checks a plan before the first step: ranges of values, equal tokenizers, and enough data.
 
-Reads each manifest once; shard headers are checked when the stream is opened. It refuses errors
-that would otherwise appear during training: a changed manifest, another tokenizer, a source with
-too few tokens. Directories without a manifest are read only if the plan allows it.
+Reads each manifest once; shard headers are checked when the stream is opened. The check finds
+errors that would otherwise appear during training: a changed manifest, another tokenizer, a source
+with too few tokens. Directories without a manifest are read only if the plan allows it.
 """
 
 import math
@@ -28,7 +28,7 @@ from loader.plan.settings import (
 
 _FINGERPRINT = "tokenizer_fingerprint"
 _MAX_STAGE_SOURCES = 4096
-_Range = tuple[str, str, bool]  # found, expected, whether the value is valid
+_Range = tuple[str, str, bool]  # what was found, what is expected, and whether the value is valid
 
 
 def num_windows(num_tokens: int, seq_len: int, stride: int) -> int:
@@ -126,7 +126,7 @@ def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
     raise PlanError(
         "the flow is shorter than the run",
         where=where,
-        found=f"{plan.num_sequences // plan.batch_size} whole steps",
+        found=f"{plan.num_sequences // plan.batch_size} complete steps",
         expected=f"steps = {num_steps}",
         do="lower steps, or choose a flow with more tokens",
         code="E-PLAN-STEPS",
@@ -181,7 +181,8 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
             found = f"stage {stage.name!r}: other data of source {source.name!r}, {data}"
             yield found, str(first), data == first
         # A phase starts exactly at its step, except in a plan that continues from another run's
-        # counts: its quotas are the rest of that run, and its steps count from the end of that run.
+        # counts: its quotas are the remaining sequences of that run, and its steps count from the
+        # end of that run.
         begins = not stage.start_step or stage.start_step * plan.batch_size == before
         found = f"stage {stage.name!r} does not begin at its phase's step {stage.start_step}"
         expected = f"{before} sequences of {plan.batch_size} before it"
@@ -267,7 +268,7 @@ def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:
         # A hidden file may be incomplete.
         if path.is_file() and not any(part.startswith(".") for part in relative.parts):
             header = read_npy_header(resolve_inside(directory, relative.as_posix()), dtype)
-            dtype = header.integers.name  # all files must have the integer type of the first
+            dtype = header.integers.name  # all files must have the integer type of the first file
             entries.append(ShardEntry(relative.as_posix(), "", header.num_tokens, 0, ""))
     if dtype is None:
         raise PlanError("the directory has no .npy file", where=directory, code="E-PLAN-SOURCE")

@@ -1,10 +1,12 @@
-"""Counts per source, in the form of the token-balance document, and plans that continue from them.
+"""Counts of read data per source, in the format of token-balance, and plans that continue from
+these counts.
 
 `{"datasets": [{"spec", "row_offset", "token_offset"}, ...]}` counts rows and tokens per source.
-`content_hash` and `order` are additions of this project: they allow the loader to refuse counts of
-other data or of another order. Counts become part of a new plan: each source continues after the
-windows that were read, and the weights apply only to the remaining steps. Stages and phases stay at
-their global step. Counts of sources that the plan does not have are kept unchanged.
+`content_hash` and `order` are additions of this project: with them the loader can refuse counts
+that belong to other data or to another order. Counts become part of a new plan: each source
+continues after the windows that were read, and the weights apply only to the remaining steps.
+Stages and phases still start at the same global steps. Counts of sources that the plan does not
+have are kept unchanged.
 """
 
 from collections import Counter
@@ -70,7 +72,7 @@ def resume_counts(
         raise StateError(
             "the plan already continues from another run's counts",
             where=plan.plan_id,
-            do="load the counts under the plan from which this one was made",
+            do="load the counts under the plan that this plan was made from",
             code="E-STATE-PLAN",
         )
     consumed = _read_consumed(plan, value)
@@ -103,12 +105,13 @@ def resume_counts(
 def without_consumed(
     plan: LoaderPlan, consumed: tuple[Consumed, ...], capacities: Sequence[int]
 ) -> LoaderPlan:
-    """The plan of the remaining steps; later stages and phases stay at their steps.
+    """The plan of the remaining steps; later stages and phases still start at the same global
+    steps.
 
-    All sequences read, of all sources, count as steps since the start; an incomplete step counts as
-    complete. The stage with the next step keeps the rest of its length, divided by its weights. If
-    a run reads its data to the end, it gets the rest of the data instead. Raises StateError if no
-    data are left to read (E-STATE-END)."""
+    The sequences that were read, summed over sources, give the number of steps since the start; an
+    incomplete step counts as complete. The stage that contains the next step keeps its remaining
+    sequences, shared out by its weights. If the run reads its data to the end, the stage gets the
+    remaining data instead. Raises StateError if no data are left to read (E-STATE-END)."""
     num_read = sum(c.sequences for c in consumed)
     done = -(-num_read // plan.batch_size) * plan.batch_size
     limits = dict(zip((s.name for s in plan.sources), plan.limits(capacities)))

@@ -89,8 +89,9 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
 def read_mappings(
     configs: Any, weights: Any, where: str, base: Path = Path()
 ) -> tuple[ListedSource, ...]:
-    """The sources of `configs` and `weights`. Raises ConfigError if the two name different sources,
-    a key is unknown, a source has no data or two kinds of data, or no weight is above 0."""
+    """The sources of `configs` and `weights`. Raises ConfigError if `configs` and `weights` name
+    different sources, a key is unknown, a source has no data or two kinds of data, or no weight is
+    above 0."""
     configs = tables.table(configs, f"{where}: configs")
     weights = tables.table(weights, f"{where}: weights")
     for name in weights:
@@ -113,7 +114,7 @@ def read_mappings(
 def _read_source(
     value: Any, layout: _Layout, where: str, base: Path
 ) -> tuple[dict[str, Any], _Data]:
-    """The given keys of a source, and the location of its data."""
+    """The keys that a source sets, and the location of its data."""
     table = tables.table(value, where)
     tables.refuse_unknown(table, layout.keys, where)
     given = {key: value for key, value in table.items() if value not in (None, "", [], ())}
@@ -192,7 +193,7 @@ def _refuse_unused(sources: Sequence[ListedSource], run: RunSettings, where: str
                 f"source {source.name!r} is never used",
                 where=where,
                 found="weight 0, no weight in a phase and no valid split",
-                do="give it a weight, in the run or in a phase, or remove it",
+                do="give the source a weight, in the run or in a phase, or remove it",
             )
 
 
@@ -207,14 +208,14 @@ def split_dirs(directory: Path) -> tuple[Path, Path | None]:
 
 
 def valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
-    """The sources that have a valid split; validation is optional."""
+    """The manifests of the valid splits; a source without a valid split is skipped."""
     manifests = {name: directory / MANIFEST_NAME for name, directory in directories.items()}
     return {name: path for name, path in manifests.items() if path.exists()}
 
 
 def locate(directory: Path, allow_unmanifested: bool) -> Path:
-    """The directory's manifest, or, if allowed, the directory itself. Raises PlanError if there is
-    none (E-PLAN-SOURCE, E-PLAN-UNMANIFESTED)."""
+    """The directory's manifest, or, if allowed, the directory itself. Raises PlanError if the
+    directory has no data (E-PLAN-SOURCE) or no manifest (E-PLAN-UNMANIFESTED)."""
     if (directory / MANIFEST_NAME).exists():
         return directory / MANIFEST_NAME
     if not directory.is_dir():

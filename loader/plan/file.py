@@ -51,9 +51,9 @@ class PlanFile:
     """The content of a plan's file.
 
     Attributes:
-        value: Its JSON value, which may be anything.
+        value: The parsed JSON, of any type.
         where: The file, for messages.
-        directory: Its directory, from which the plan's root starts.
+        directory: The directory of the file; the plan's root is relative to it.
     """
 
     value: Any

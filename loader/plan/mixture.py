@@ -1,4 +1,4 @@
-"""Mixtures and flow profiles: the sources of each stage, and its number of tokens.
+"""Mixtures and flow profiles: the sources and the number of tokens of each stage.
 
 A mixture lists the sources of a stage; a flow sets the length of each stage and the temperature of
 its weights. All arithmetic on budgets and quotas is exact (decimal fractions). Only `id` and
@@ -80,10 +80,10 @@ def resolve_stages(
     """The stages of a flow in the order pretrain, mid, long.
 
     A stage's budget is its `tokens_b_override`, else its mixture's `total_tokens_b` times the
-    flow's scale, and `tokens_b` (or `tokens_b_ratio` x `active_params_b`) sets the scale so that
-    all stages together have that many tokens. Budgets are rounded down to whole tokens. Raises
-    ConfigError if a file, a key or a value is wrong, a name is unknown, an id appears twice in a
-    mixture, or `active_params_b` is missing.
+    flow's scale, and the scale is chosen so that all stages together have `tokens_b` (or
+    `tokens_b_ratio` x `active_params_b`) billion tokens. Budgets are rounded down to whole tokens.
+    Raises ConfigError if a file, a key or a value is wrong, a name is unknown, an id appears twice
+    in a mixture, or `active_params_b` is missing.
     """
     flow_tables = _named(flow_profiles_toml, "flow")
     mixture_tables = _named(mixture_toml, "mixtures")
@@ -131,9 +131,9 @@ def quotas(
 ) -> list[int]:
     """Divide `num_sequences` by weight, by largest remainder; ties go to the earlier source.
 
-    The result sums to `num_sequences` exactly; a source of weight zero gets none. owed: sequences
-    that a source gets in addition to its share, below 0 if it had too many; a source that had more
-    than its share too many gets none.
+    The result sums to `num_sequences` exactly; a source of weight zero gets no sequence. owed:
+    sequences that each source gets in addition to its share; below 0 if the source got too many
+    before. If owed plus share is below 0, the source gets no sequence.
     """
     exact = [_exact(w) for w in weights]
     beside = [*owed] or [Fraction(0)] * len(weights)
@@ -154,7 +154,7 @@ def quotas(
 
 
 def _exact(value: float) -> Fraction:
-    # The decimal number as it is written, not its binary approximation: 0.1 is one tenth.
+    # The decimal number in the file, not its binary approximation: 0.1 is exactly one tenth.
     return Fraction(repr(float(value)) if isinstance(value, float) else value)
 
 

@@ -10,8 +10,8 @@ FLOWS = "configs"
 
 
 def packaged(package: str, folder: str) -> dict[str, Path]:
-    """The configurations in a folder of a package, by name. In a checkout the folder is a link into
-    the top-level `configs/`."""
+    """The configurations in a folder of a package, by name. In a checkout of the repository the
+    folder is a link into the top-level `configs/`."""
     directory = Path(str(importlib.resources.files(package))) / folder
     return {path.stem: path.resolve() for path in sorted(directory.glob("*.toml"))}
 

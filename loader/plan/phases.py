@@ -1,4 +1,4 @@
-"""Phases: changes of the weights and of the learning rate's scale, from a step on.
+"""Phases: changes of the weights and of the learning rate's scale, from a given step.
 
 A phase starts exactly with the first sequence of its step, and ends at the next phase. Phases
 become stages of the plan, so the stream stays a function of the position. Table layout:
@@ -21,7 +21,7 @@ _SUGAR_KEYS = ("anneal_start_step", "anneal_weights")
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Weights and learning-rate scale from a step. weights: weights of the listed sources, before
-    temperature. inherit: weights of the other sources, `original` or `zero`."""
+    temperature. inherit: the weights of all sources that are not listed: `original` or `zero`."""
 
     start_step: int
     weights: Mapping[str, float]
@@ -47,10 +47,10 @@ def read_phases(config: Mapping[str, Any], where: str) -> tuple[Phase, ...]:
     first = next((f"{key} = {value!r}" for key, value in sugar.items()), "")
     if sugar and config.get("phases"):
         raise ConfigError(
-            "phases and their short form are both given",
+            "phases and the `anneal_` keys are both given",
             where=where,
             found=f"phases and {first}",
-            do="add the annealing to phases as the last one",
+            do="remove the `anneal_` keys, and add the annealing as the last phase",
         )
     if len(sugar) == 1:
         missing = next(key for key in _SUGAR_KEYS if key not in sugar)

@@ -1,8 +1,8 @@
 """A loader plan: all values that determine the stream of tokens, as records and as JSON.
 
 A plan names sources by manifest and content digest, with integer weights and quotas in sequences
-per stage. Its hash covers everything that determines the stream, but no path, so data can be moved.
-Format: docs/formats.md.
+per stage. The plan's hash covers everything that determines the stream. It covers no path, so data
+can be moved. Format: docs/formats.md.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class PlanSource(SourceData):
 
 @dataclass(frozen=True, slots=True)
 class TwinData(SourceData):
-    """For a twin plan: the data of a source in the first plan's tokenizer, and how that plan cuts
-    them into windows."""
+    """For a twin plan: the data of a source in the first plan's tokenizer, and how the first plan
+    cuts these data into windows."""
 
     seq_len: int
     stride: int
@@ -107,8 +107,8 @@ class Consumed:
 @dataclass(frozen=True, slots=True, order=True)
 class MaskedTokens:
     """Tokens `[start, end)` of a shard file of a source that are never targets. `file` is the name
-    in the manifest. The tokens stay in inputs as context, unless EOS replaces them (`replaced`); a
-    mask changes neither order nor windows."""
+    in the manifest. The tokens stay in the inputs as context, unless `replaced` is set: then the
+    inputs have EOS instead. A mask changes neither order nor windows."""
 
     source: str
     file: str

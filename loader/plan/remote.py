@@ -1,4 +1,4 @@
-"""Plans and shards behind a URL: copied once to a local cache, checked, and read from there.
+"""Plans and shards behind a URL: copied once to a local cache, checked, and read from the cache.
 
 All data of the plan are copied before step 0. Each manifest must be the one from which the plan was
 built, and each shard must have the size and SHA-256 of its manifest. Files are copied in parallel,
@@ -61,7 +61,7 @@ def fetch_plan(url: str, cache_dir: str | Path | None) -> Path:
 def fetch_manifests(
     url: str, cache_dir: str | Path | None, fetch: Callable[[list[tuple[str, Manifest]]], object]
 ) -> tuple[Path, str, Path]:
-    """Copy a plan and its manifests, and call `fetch` with the manifests, each with the URL of its
+    """Copy a plan and its manifests, then call `fetch` with each manifest and the URL of its
     directory. Returns the local plan, the URL of its root, and the cache. Raises as
     `fetch_plan`."""
     cache = _cache(cache_dir)
@@ -86,7 +86,8 @@ def fetch_manifests(
         found = [(parent(join(root, path)), m) for path, m in zip(sources, manifests)]
         own = len(found) - len({twin.manifest for twin in plan.twins})
         fetch(found[:own])
-        for directory, manifest in found[own:]:  # of a twin only the ends of documents are needed
+        # for a twin plan, the other corpus's tokens are not needed, only its document ends
+        for directory, manifest in found[own:]:
             in_parallel(partial(_fetch_index, directory, manifest), manifest.shards)
         local = mirror / f"plan-{_digest(url)}.json"
         _write(local, json.dumps(value | {"root": "."}).encode())
@@ -166,8 +167,8 @@ def _has_manifest(url: str, mirror: Path) -> bool:
 
 
 def _last(copy_of_last: Path, error: PlanError) -> bytes:
-    """The copy of the last fetch, if the store does not answer; raises `error` if there is no
-    copy."""
+    """The copy that the last fetch made, if the store does not answer. Raises `error` if there is
+    no copy."""
     if error.code != STORE_CODE or not copy_of_last.exists():
         raise error
     warnings.warn(f"using the copy in the cache: {error}", stacklevel=3)
@@ -308,6 +309,6 @@ def _write(path: Path, content: bytes) -> None:
     with open(part, "wb") as file:
         file.write(content)
         file.flush()
-        # Without this, a power cut may leave an incomplete file under this name.
+        # Without the sync, a power cut may leave an incomplete file under this name.
         os.fsync(file.fileno())
     os.replace(part, path)

@@ -1,4 +1,5 @@
-"""The order of a plan's sequences: source and window of each, as a pure function of its number.
+"""The order of a plan's sequences: source and window of each sequence, as a pure function of the
+sequence's number.
 
 The stages of a plan are consecutive in the stream; the policy makes the schedule of each stage from
 its weights and quotas, and a source continues from stage to stage. Any position is computed without
@@ -127,8 +128,8 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
     if not plan.wraps_tokens:
         _check_capacities(plan, capacities)
     index = {source.name: i for i, source in enumerate(plan.sources)}
-    # Each continuation has another order, since the same start each time would favour the same
-    # sources.
+    # Each continuation has another order: if all continuations started with the same order, the
+    # same sources would get more at each start.
     read = [sum(c.sequences for c in plan.consumed)] if plan.consumed else []
     limits = np.array(plan.limits(capacities), np.int64) - passed
     parts: list[Stretch] = []
@@ -146,8 +147,8 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
         )
         stop = start + stage.num_sequences
         part = Stretch(start, stop, base, np.array(columns), schedule, stage.lr_scale)
-        # The plan has the counts at a stage's end; the schedule would have to open every stretch
-        # for them.
+        # The counts at a stage's end come from the plan: to compute them, the schedule would have
+        # to open every stretch.
         base = base.copy()
         base[columns] += [source.num_sequences for source in stage.sources]
         if stage.is_cut and (part.counts_before(stop) != base).any():
@@ -168,8 +169,8 @@ def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray
 
 
 def _until_exhausted(part: Stretch, limits: np.ndarray) -> Stretch:
-    """A part up to the sequence that reads the last window of any source. limits: windows of each
-    source, int64 [num_sources]."""
+    """Cut a part after the sequence that reads the last window of any source. limits: windows of
+    each source, int64 [num_sources]."""
 
     def is_exhausted(n: int) -> bool:
         return bool((part.counts_before(n) >= limits)[part.columns].any())

@@ -27,13 +27,14 @@ LOCAL_CACHE = "name a directory on this machine: the cache has local copies of f
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Valid values of a field.
+    """Which values of a field are valid, and how the field is stored.
 
     positive: must be above 0; other numbers must be at least 0. high: largest number in a plan.
-    choices: all valid values. in_plans: earlier names of choices, which plan files keep. do: the
-    remedy if a path is a URL. if_chosen: omitted from a plan's file if it has its default, so that
-    plans from before the key keep their hash. folder: folder of the project and of the package with
-    files that can be given by name. types, is_required: derived from the field.
+    choices: all valid values. in_plans: earlier names of choices, under which plan files store
+    them. do: the remedy if a path is a URL. if_chosen: omitted from a plan's file if it has its
+    default, so that plans that are older than the key keep their hash. folder: folder of the
+    project and of the package with files that can be given by name. types, is_required: derived
+    from the field.
     """
 
     positive: bool = False
@@ -103,7 +104,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings(StreamSettings):
-    """Settings of a plan besides its sources.
+    """All settings of a plan except its sources.
 
     If `tokenizer`, `vocab_size` or `eos_token_id` is None, its value is from the manifests;
     `phases` are changes of weights, in the order of their steps.
@@ -122,8 +123,9 @@ class PlanSettings(StreamSettings):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the sources must have. A tokenizer that is given as a file has
-        another name in manifests; then the fingerprints of the manifests must agree."""
+        """The vocabulary that the sources must have. If the tokenizer is a file, manifests name it
+        differently; then only the manifests' tokenizer fingerprints are compared with each
+        other."""
         is_file = "/" in (name := self.tokenizer or "") or name.endswith((".json", ".model"))
         return Vocabulary(None if is_file else self.tokenizer, self.vocab_size, self.eos_token_id)
 
@@ -197,7 +199,7 @@ def _keys() -> dict[str, Key]:
         rules = [rule for rule in get_args(annotated[own.name]) if isinstance(rule, Key)] or [Key()]
         kinds = get_args(types[own.name]) or (types[own.name],)
         found[own.name] = replace(rules[0], types=kinds, is_required=own.default is MISSING)
-    del found["base"]  # the directory of the file is not a key in it
+    del found["base"]  # `base` is the directory of the file, not a key of the file
     return found
 
 
@@ -211,7 +213,7 @@ def checked(given: Mapping[str, Any], where: str) -> RunSettings:
             raise _missing(name, where)
     if given.get("pack_sequences") is False:
         raise ConfigError(
-            "documents always share windows",
+            "a window always continues with the next document",
             where=where,
             found="pack_sequences = false",
             do='remove it; packing = "best_fit" does not cut documents',

@@ -1,7 +1,7 @@
 """Plans in a store: copies the files that are needed before the first step.
 
-If the tokens stay in the store, these are the plan, its manifests and the checksums of their
-blocks; `loader.files.block_files` reads the tokens.
+If the tokens stay in the store, these files are the plan, its manifests and the checksums of the
+tokens' blocks; `loader.files.block_files` reads the tokens.
 """
 
 import os
@@ -27,8 +27,8 @@ class StoredPlan:
     Attributes:
         url: Its URL.
         cache_dir: See `fetch_plan`.
-        cache_bytes: None to copy all tokens before the first step. Otherwise they are read in
-            blocks, through a cache of at most this size.
+        cache_bytes: None to copy all tokens before the first step. With a number, tokens are read
+            in blocks, through a cache of at most this size.
     """
 
     url: str

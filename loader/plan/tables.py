@@ -15,8 +15,8 @@ from loader.files.regular import open_file
 
 _LARGEST = 2**62
 _MAX_BYTES = 16 * 2**20
-_MAX_YAML_VALUES = 100_000  # each takes 0.7 kB during parsing
-PROJECT_FILE = "nmoe.toml"  # the run of a project, in one file
+_MAX_YAML_VALUES = 100_000  # each value takes 0.7 kB during parsing
+PROJECT_FILE = "nmoe.toml"  # the file with all settings of a project
 _PROJECT_MARKS = (PROJECT_FILE, "workspace.yaml", "pyproject.toml", ".git")
 
 
@@ -26,7 +26,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     content = _read(path)
     try:
         return toml_table(content.decode())
-    except ValueError as error:  # ValueError: a number of 5,000 digits
+    except ValueError as error:  # ValueError is raised for a number with 5,000 digits
         raise ConfigError("not valid TOML", where=path, found=str(error)) from None
 
 

@@ -29,7 +29,7 @@ class TextSource:
 
     @property
     def spec(self) -> str:
-        """The source as one string, in the form of the token-balance document."""
+        """The source as one string, in the format of token-balance."""
         parts = [f"hf:{self.repo}" if self.repo else f"txt:{','.join(self.urls)}"]
         if self.config:
             parts.append(self.config)
@@ -50,7 +50,11 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     """
     where = f"source {name!r}"
     if run.cache_dir is None:
-        raise ConfigError("cache_dir is missing", where=where, do="set cache_dir for its tokens")
+        raise ConfigError(
+            "cache_dir is missing",
+            where=where,
+            do="set cache_dir, the directory to which the tokens of the text are written",
+        )
     if run.tokenizer_path is None and run.tokenizer is None:
         raise ConfigError("tokenizer is missing", where=where, do="set tokenizer or tokenizer_path")
     from importlib.metadata import entry_points  # imported late, since only text sources need it

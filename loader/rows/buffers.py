@@ -33,8 +33,8 @@ class HeldBuffers:
             if count(buffers[i]) == _UNHELD:
                 return buffers[i]
         made = self._make()
-        # If the caller keeps more batches than this, reuse is not possible, and new arrays cost the
-        # same.
+        # If the caller keeps more batches than this number, buffers cannot be reused, and new
+        # arrays are as fast.
         if len(buffers) < MAX_BUFFERS and _COUNTS_ARE_EXACT:
             buffers.append(made)
         return made

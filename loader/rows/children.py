@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_lock = threading.RLock()  # all threads share the environment
+_lock = threading.RLock()  # a lock, since all threads share the environment
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def safe_children() -> Iterator[None]:
     first: a file `json.py` among downloaded data would be executed.
     """
     with _lock:
-        # An empty value has the same effect as an unset variable.
+        # Python treats an empty PYTHONSAFEPATH like an unset one.
         before = os.environ.get("PYTHONSAFEPATH", "")
         os.environ["PYTHONSAFEPATH"] = "1"
         try:

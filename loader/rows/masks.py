@@ -63,7 +63,8 @@ class Masks:
         return self._sums[i] - np.maximum(0, ends[i] - positions)
 
     def apply(self, row: np.ndarray, pieces: _Pieces) -> None:
-        """Mask one row. `pieces`: position and length of each contiguous piece of its tokens."""
+        """Replace the masked tokens of the row. `pieces`: position and length of each contiguous
+        piece of the row's tokens."""
         at = 0
         for position, length in pieces:
             i = bisect_right(self._ends, position)
@@ -76,8 +77,8 @@ class Masks:
 
 
 class MaskedCounts:
-    """Counts masked targets before a position, by source, from the last requested position on:
-    about 10 million windows per second.
+    """Counts masked targets before a position, by source. Counting continues from the last
+    requested position, at about 10 million windows per second.
 
     runs: start and end of contiguous targets in windows of a source: int64 `[n]` each, on the axis
     without wrapping. order, passed: see `loader.rows.packed.TokenCounts`. source_starts: starts of
@@ -97,7 +98,8 @@ class MaskedCounts:
         self._order = order
         self._passed = passed
         self._spans = list(pairwise(source_starts.tolist()))
-        # Number of windows of each source, and of their masked targets.
+        # Per source: the window count of the last call, and the masked targets in that many
+        # windows. The next call continues there.
         self._last = [(0, 0)] * len(passed)
 
     def before(self, counts: Sequence[int]) -> list[int]:

@@ -73,8 +73,8 @@ class Place(NamedTuple):
 
 def readings(stream: Stream, places: Iterable[Place], stop: int | None = None) -> Iterator[int]:
     """The global sequences among the first `stop` whose inputs contain a token of any of these
-    places, in ascending order. Checks every sequence, about 10 million per second. Raises
-    ValueError if the stream does not read one of the files."""
+    places, in ascending order. Tests every sequence, about 10 million per second. Raises ValueError
+    if the stream does not read one of the files."""
     number = {path: i for i, path in enumerate(stream.files.paths())}
     spans: dict[int, list[tuple[int, int]]] = {}
     for place in places:

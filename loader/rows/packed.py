@@ -1,4 +1,5 @@
-"""Reads rows of documents, best-fit packed or cut like a twin: inputs, targets and spans.
+"""Reads rows of documents, packed by best fit, or cut at the windows of another tokenizer: inputs,
+targets and spans.
 
 A packed row has complete documents followed by padding. Inputs are padded with the EOS token. A
 target is the next token of the same document, or `IGNORE_INDEX` (-100, which PyTorch's cross
@@ -47,7 +48,8 @@ class PackedReader:
             for start, length, ends in zip(starts, lengths, is_end):
                 file = bisect_right(starts_of, start) - 1
                 offset = start - starts_of[file]
-                # Includes the token after the piece, if the document continues in another row.
+                # If the document continues in another row, this includes the first token of the
+                # next piece, as the last target.
                 tokens = tokens_of(file)[offset : offset + length + (not ends)]
                 if len(tokens) < length + (not ends):  # the piece continues in the next block
                     tokens = np.empty(length + (not ends), tokens.dtype)
@@ -103,7 +105,7 @@ class TokenCounts:
         self._order = order
         self._passed = passed
         self._totals = [int(tokens.sum()) for tokens in row_tokens]
-        # For each source: an epoch, a position in it, and the tokens of the epoch before this
+        # For each source: an epoch, a position in the epoch, and the epoch's tokens before this
         # position.
         self._last = [(0, 0, 0)] * len(row_tokens)
 
@@ -120,7 +122,7 @@ class TokenCounts:
         return [self._first(source, count) for source, count in enumerate(self._passed)]
 
     def _first(self, source: int, count: int) -> int:
-        """Number of tokens in the first `count` rows of a source in reading order."""
+        """Number of tokens in the first `count` rows that are read of a source."""
         tokens = self._row_tokens[source]
         epoch, place = divmod(count, max(1, len(tokens)))
         known, start, found = self._last[source]

@@ -1,9 +1,10 @@
-"""Read ahead in a thread, exactly: the position is the consumer's, never the producer's.
+"""Reads ahead in a thread. The position is that of the consumer: items that wait in the queue do
+not count.
 
-Items are numbered, so what was read ahead and not taken is read again after a resume. An error is
-raised when the consumer requests the item that failed. The thread ends if the reader is closed,
-moved or garbage-collected. A forked process starts a new thread, since threads do not survive a
-fork.
+Items are numbered, so items that were read ahead but not taken are read again after a resume. An
+error is raised when the consumer requests the item that failed. The thread ends if the reader is
+closed, moved or garbage-collected. A forked process starts a new thread, since threads do not
+survive a fork.
 """
 
 import os
@@ -36,7 +37,7 @@ class Prefetcher(Generic[Item]):
         if n != self._next or self._process != os.getpid():
             self.close()
             self._start(n)
-        self._next = -1  # an interrupt here would lose an item
+        self._next = -1  # an interrupt at this place would lose an item
         value, error = self._queue.get()
         if error is not None:
             self.close()
@@ -49,8 +50,8 @@ class Prefetcher(Generic[Item]):
         self._next = -1
         if self._thread is not None and self._end is not None:
             self._end()
-            # The producer may be waiting for a free slot, so empty the queue until it sees the
-            # stop.
+            # The producer may be waiting for a free slot, so the queue is emptied until the
+            # producer sees the stop signal.
             while self._thread.is_alive():
                 while not self._queue.empty():
                     self._queue.get_nowait()
@@ -100,4 +101,4 @@ def _produce(
         if result[1] is not None:
             return
         n += 1
-        del result  # only the queue keeps waiting items alive
+        del result  # drop the reference: only the queue may keep waiting items alive

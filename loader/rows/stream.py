@@ -45,7 +45,7 @@ class RankRows:
 @dataclass(frozen=True, slots=True)
 class _Ahead:
     """Batches located from sequence `start` on. sources, windows: int64 [num_batches, rows].
-    copies: The reader's plan for them."""
+    copies: The reader's plan for copying these batches."""
 
     start: int
     rows: RankRows
@@ -119,15 +119,15 @@ class Stream:
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
         """Shape of the array that `read` fills: `[2, num_rows, seq_len]` with inputs and targets;
-        or, if not `contiguous` and rows are not packed, `[num_rows, seq_len + 1]`, in which both
-        overlap."""
+        or, if not `contiguous` and rows are not packed, `[num_rows, seq_len + 1]`, in which inputs
+        and targets overlap."""
         if self.is_packed or self._masks is not None or contiguous:
             return (2, num_rows, self._seq_len)
         return (num_rows, self._seq_len + 1)
 
     def read(self, n: int, rows: RankRows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Copy rows of the batch that starts at sequence `n` to `out`, of either `shape`; returns
-        source and window of each row: int64 `[last - first]`."""
+        """Copy rows of the batch that starts at sequence `n` to `out`, which has one of the two
+        forms of `shape`; returns source and window of each row: int64 `[last - first]`."""
         ahead = self._ahead
         batch, inside = divmod(n - ahead.start, rows.size)
         is_same = rows is ahead.rows or rows == ahead.rows

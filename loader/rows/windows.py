@@ -1,8 +1,8 @@
 """Concatenate and cut: reads windows of `seq_len + 1` tokens, several in one copy.
 
 Window w of a source starts at token `w * stride`. Consecutive windows of a file in a batch need one
-strided copy, which also widens the type; so does any single row, also across the end of a file.
-Copies are planned for many batches together.
+strided copy, which also widens the type. A single row needs one copy too, even across the end of a
+file. Copies are planned for many batches together.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ class CopyPlan:
     """Copies of several batches, sorted by batch.
 
     rows: intp [num_rows], row in its batch of each copied window. first: start of each copy's rows
-    in `rows`, and their end. files, offsets: file and token offset in it, or -1 and the position
-    for a row across the end of a file. batches: start of each batch's copies, and their end.
+    in `rows`, and their end. files, offsets: the file of each copy and the token offset in the
+    file; for a row across the end of a file, -1 and the position. batches: start of each batch's
+    copies, and their end.
     """
 
     rows: np.ndarray
@@ -43,7 +44,7 @@ class WindowReader:
         self.capacities: list[int] = np.maximum(0, (sizes - seq_len - 1) // stride + 1).tolist()
 
     def positions(self, sources: np.ndarray, windows: np.ndarray) -> np.ndarray:
-        """Position of each window's first token: int64, shaped as both arguments."""
+        """Position of each window's first token: int64, in the shape of the arguments."""
         first = self._files.source_starts[sources]
         offsets = windows * self._stride
         if self._files.wraps:
@@ -108,8 +109,8 @@ class WindowReader:
         return starts, starts + self._width - 1
 
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
-        """Position and length of each contiguous piece of the inputs of a row: one, or more if the
-        row wraps."""
+        """Position and length of each contiguous piece of the inputs of a row: one piece, or more
+        if the row wraps."""
         position = int(self.positions(np.array([source]), np.array([window]))[0])
         return self._files.pieces(position, self._width - 1)
 
@@ -123,7 +124,8 @@ class WindowReader:
         def hold(windows: np.ndarray) -> np.ndarray:
             starts = self.positions(np.full(len(windows), source), windows)
             ends = starts + self._width - 1
-            # The part of a row after the source's end, which wraps, perhaps several times.
+            # The part of a row past the source's end continues at the source's start; a short
+            # source may repeat several times.
             beyond = ends - end
             return overlap(starts, ends) | (beyond > least - first)
 

@@ -1,6 +1,5 @@
-"""The names of the `nmoe.data` document, for code that was written after it.
-
-docs/from_the_documents.md explains each name. A name is loaded when it is used: importing the
+"""The names of the published document about `nmoe.data`, for code that uses these names.
+docs/from_the_documents.md explains each name. A name is loaded when code uses it: importing the
 package costs nothing.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m nmoe.data.cli VERB ...`: what `nmoe VERB ...` does."""
+"""`python -m nmoe.data.cli VERB ...`: the same as `nmoe VERB ...`."""
 
 import sys
 

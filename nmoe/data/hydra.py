@@ -1,4 +1,4 @@
-"""`python -m nmoe.data.hydra VERB ...`: what `nmoe hydra VERB ...` does."""
+"""`python -m nmoe.data.hydra VERB ...`: the same as `nmoe hydra VERB ...`."""
 
 import sys
 

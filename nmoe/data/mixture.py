@@ -7,8 +7,8 @@ from nmoe_core.prep.pipeline import HFSource
 
 
 def populate_paths(plan: MixturePlan) -> MixturePlan:
-    """The plan itself, since `resolve_plan` names its files; they are opened. Raises PlanError or
-    FormatError if they are not the plan's."""
+    """Opens the plan's files, to check them, and returns the plan unchanged: `resolve_plan` has
+    already named the files. Raises PlanError or FormatError if a file does not match the plan."""
     for source in plan.sources:
         open_data(plan, source)
     return plan

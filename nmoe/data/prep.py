@@ -1,4 +1,4 @@
-"""Prep from Python; both pipelines are one."""
+"""Prep from Python; the two published names of the pipeline mean the same class."""
 
 from nmoe_core.prep.pipeline import ParallelPrepPipeline, PrepConfig, PrepPipeline
 

@@ -15,8 +15,8 @@ __all__ = ["ManifestInfo", "ShardWriter", "ShardedWriter", "get_shard_id"]
 
 
 class ShardedWriter:
-    """Deals documents to the shards of a split by the hash of their ids, as prep does. It cannot
-    resume; `ParallelPrepPipeline` can."""
+    """Deals documents to the shards of a split by the hash of their ids, as prep does. This writer
+    cannot resume; `ParallelPrepPipeline` can."""
 
     def __init__(self, directory: str | Path, fmt: ShardFormat, num_shards: int = 64) -> None:
         self._directory = Path(directory)
@@ -24,7 +24,7 @@ class ShardedWriter:
         self._writers = [ShardWriter(shard, fmt) for shard in shards]
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
-        """As `ShardWriter.add_document`, in the shard of the id."""
+        """Add a document to the shard that its id determines; see `ShardWriter.add_document`."""
         bucket = get_shard_id(ingest_id, len(self._writers))
         self._writers[bucket].add_document(tokens, ingest_id, text_sha256)
 

@@ -1,4 +1,4 @@
-"""`python -m nmoe.data.train VERB ...`: what `nmoe train VERB ...` does."""
+"""`python -m nmoe.data.train VERB ...`: the same as `nmoe train VERB ...`."""
 
 import sys
 

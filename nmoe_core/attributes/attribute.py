@@ -53,7 +53,7 @@ class Attribute:
         schema: Schema of its columns.
         made_with: Fingerprints of code and settings.
         compute: Function from the texts of documents to their rows.
-        facts: Facts about the settings, reported with every file.
+        facts: Facts about the settings; the result of every file reports them.
     """
 
     name: str
@@ -73,8 +73,8 @@ class ShardDocuments(NamedTuple):
 
 
 def open_shard_documents(shard: ShardPaths) -> ShardDocuments:
-    """Ids and files of a shard. Raises FormatError if it is missing or damaged, or was made by
-    another tool without text hashes (E-SHARD-IDS)."""
+    """Ids and files of a shard. Raises FormatError if the shard is missing or damaged, or another
+    tool wrote it without text hashes (E-SHARD-IDS)."""
     manifest = load_manifest(shard.manifest)
     files = shard_files(shard.tree.data, manifest)
     ids = [pair for file in files for pair in file.ids()]
@@ -116,8 +116,8 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
 
 
 def made(path: Path, **facts: int) -> Result:
-    """The result for a committed file. Its digest covers the rows, so equal rows from different
-    inputs do not count as a change."""
+    """The result for a committed file. The digest in it covers the rows, so equal rows from
+    different inputs do not count as a change."""
     footer = read_footer(path)
     found = {"documents": footer.num_rows, "bytes": path.stat().st_size, **facts}
     return Result(footer.digest, {**found, "path": str(path)})
@@ -131,9 +131,9 @@ def replace_rows(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
 ) -> None:
-    """As `write_attribute`. If the rows change, `{name}.drift.json` beside the file records the
-    drift of each column from the previous version. It is written before the new rows, and ignored
-    until they are written."""
+    """Write the file, like `write_attribute`. If the new rows differ from the old rows,
+    `{name}.drift.json` beside the file records the drift of each column from the old version. The
+    drift file is written before the rows, and readers ignore it until the rows are written."""
     footer = find_footer(path)
     if footer is None:
         write_attribute(path, name, fingerprints, documents, schema, batches)
@@ -215,9 +215,9 @@ def _shares(values: pa.Array, parts: np.ndarray | pa.Array) -> np.ndarray:
 
 
 def check_attribute(shard: ShardPaths, name: str) -> int:
-    """Check that the file of a shard has the shard's documents, in order; return their number.
-    Raises FormatError if it has other documents (E-ATTRIBUTE-STALE), or its rows have changed since
-    they were written (E-ATTRIBUTE-FORMAT)."""
+    """Check that an attribute file has the documents of its shard, in order; return their number.
+    Raises FormatError if the file has other documents (E-ATTRIBUTE-STALE), or its rows have changed
+    since they were written (E-ATTRIBUTE-FORMAT)."""
     path = shard.attribute(name)
     documents = open_shard_documents(shard).documents
     table = read_attribute(path)
@@ -238,8 +238,8 @@ def check_attribute(shard: ShardPaths, name: str) -> int:
 
 class _Rows:
     """Rows of documents: reused if the text is known, else computed and counted. The hash covers
-    the whole text, which prep may have cut at a different length, so the number of tokens must be
-    equal too."""
+    the whole text, but prep may have cut the text at another length, so the number of tokens must
+    be equal too."""
 
     def __init__(
         self, attribute: Attribute, chosen: TokenizerSettings, known: pa.Table | None
@@ -302,8 +302,8 @@ def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | N
 
 
 def _cut(spans: np.ndarray) -> Iterator[np.ndarray]:
-    """Split spans into batches of about equal numbers of tokens; a longer document is a batch of
-    its own."""
+    """Split spans into batches of about equal numbers of tokens; a document that is longer than a
+    batch forms one batch alone."""
     first = 0
     while first < len(spans):
         end = int(spans[first, 0]) + _BATCH_TOKENS

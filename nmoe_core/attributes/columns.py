@@ -17,7 +17,7 @@ SHARES = (
 )
 FLAGS = {"has_lorem_ipsum": "lorem ipsum", "has_curly_bracket": "{"}
 PERSONAL = ("n_emails", "n_ips", "n_cards", "n_ibans", "n_phones")
-NUM_BANDS = 16  # bands of a signature; each has seven hashes
+NUM_BANDS = 16  # number of bands of a signature; each band has seven hashes
 NUM_HASHES = 7 * NUM_BANDS
 SCHEMAS = {
     "signals": pa.schema(
@@ -36,7 +36,8 @@ SCHEMAS = {
     "contamination": pa.schema(
         [
             pa.field("contamination", pa.float32(), nullable=False),  # share of words, 0 to 1
-            pa.field("contaminated_by", pa.string()),  # the evaluation set with most of these words
+            # the evaluation set that contains most of these words
+            pa.field("contaminated_by", pa.string()),
         ]
     ),
     "pii": pa.schema([pa.field(name, pa.int32(), nullable=False) for name in PERSONAL]),
@@ -52,7 +53,8 @@ SCHEMAS = {
             pa.field("exact_of", pa.string()),  # {source}//{ingest id} of the kept document
             pa.field("near_of", pa.string()),
             pa.field("near_jaccard", pa.float32()),
-            pa.field("contained_in", pa.string()),  # for a kept document that is a part of another
+            # for a kept document that is a part of another document
+            pa.field("contained_in", pa.string()),
             pa.field("containment", pa.float32()),
         ]
     ),

@@ -2,11 +2,12 @@
 
 An evaluation set is a JSONL file. Every string of at least 8 words in its objects is used, at any
 depth; a string of fewer than 13 words is searched for as a whole. Shorter strings, such as "Mars",
-occur in many uncontaminated texts; they are counted, but not searched for. Windows are compared by
-a polynomial hash, and each hit is verified word by word. As for near duplicates, case, spacing and
-punctuation are ignored, and a Chinese character is a word. With 0.6 M windows, one core looks up
-about 100 million words per second, or 33 million including word hashing; with 2 M windows, which
-exceed the CPU cache, 35 and 21 million. Memory: about 25 bytes per word of the sets.
+occur in many uncontaminated texts; the loader of a set counts these strings but does not search for
+them. Windows are compared by a polynomial hash, and each hit is verified word by word. As in the
+search for near duplicates, case, spacing and punctuation are ignored, and a Chinese character is a
+word. With 0.6 M windows, one core looks up about 100 million words per second, or 33 million
+including word hashing; with 2 M windows, which exceed the CPU cache, 35 and 21 million. Memory:
+about 25 bytes per word of the sets.
 """
 
 import hashlib
@@ -69,8 +70,8 @@ class Evaluations:
 
     @classmethod
     def read(cls, files: Mapping[str, Path]) -> "Evaluations":
-        """Read the sets; `files` has the path of each by its name. Raises SourceError if a file is
-        missing, a line is not a JSON object, or a file has no string of 8 words
+        """Read the sets; `files` maps the name of each set to its path. Raises SourceError if a
+        file is missing, a line is not a JSON object, or a file has no string of 8 words
         (E-CONTAMINATION-SET)."""
         digests = {}
         parts = []
@@ -184,10 +185,11 @@ def _equal(first, i, second, k, size):
 
 @njit(cache=True)
 def _scan(hashes, bounds, known, passes, shift, among, of_words):
-    """Assign a set to each word that a verified window covers, unless it has one already.
+    """Assign an evaluation set to each word that a verified window covers, unless the word already
+    has a set.
 
-    Many windows are looked up in the filter in a row, so that the processor has several memory
-    accesses in flight.
+    Many windows are looked up in the filter one after another, so that the processor overlaps their
+    memory accesses.
     """
     places, owners, set_words, size = known
     windows, begins, part_shift = among

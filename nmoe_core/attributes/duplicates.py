@@ -2,22 +2,23 @@
 
 Documents are visited in the order of (source priority, length descending, ingest id). A document is
 dropped if a kept one has the same text, or shares a band key with it and has an estimated Jaccard
-similarity of at least the threshold. So every dropped document is similar to the kept one that it
-names, even in a chain of small edits. Decisions depend only on the set of documents: after an
-addition, a deletion or a change of priority, the same call is repeated, and copies of a deleted
-survivor are kept again. Grades do not exist yet at this point, so they cannot choose the survivor.
+similarity of at least the threshold. So every dropped document is similar to the kept document that
+its row names, even in a chain of small edits. Decisions depend only on the set of documents: after
+documents are added or deleted, or the priority changes, the same call gives the new decisions; if a
+kept document was deleted, one of its copies is kept. Grades do not exist yet at this point, so they
+cannot decide which copy is kept.
 
-On request, a kept document that is contained in an earlier kept document names it.
+On request, the row of a kept document names an earlier kept document that contains its text.
 
 Signatures take most of the time; this step takes about one second per million documents. Two
 bitmaps find the few keys that may occur more than once, and only documents with such keys are
 sorted and compared.
 
-After a change, only documents that it can affect are decided again. The decision on a document
-depends on the kept documents that share a key with it. So new documents, and dropped documents
-whose survivor may be gone, are compared with the kept documents that share a key with them. If a
-decision changes, the documents that share a key are decided again too, until no decision changes.
-Each round reads all keys once, in about 0.04 seconds per million documents.
+After a change, only documents that the change can affect are decided again. The decision on a
+document depends on the kept documents that share a key with it. So new documents, and dropped
+documents whose kept copy may be gone, are compared with the kept documents that share a key with
+them. If a decision changes, the documents that share a key are decided again too, until no decision
+changes. Each round reads all keys once, in about 0.04 seconds per million documents.
 """
 
 import math
@@ -123,12 +124,12 @@ def resolve(
     settled: Sequence[np.ndarray] = (),
     contained: float | None = None,
 ) -> list[pa.Table]:
-    """The decision on each document, and for dropped documents the kept one that they copy: one
-    table per shard, with columns as in `SCHEMA`.
+    """The decision on each document, and for each dropped document the kept document that it
+    copies: one table per shard, with columns as in `SCHEMA`.
 
     Sources in `priority` come first, in this order, then the others by name. `settled` marks
-    documents that are always kept, bool `[num_documents]` per shard. With `contained`, a kept
-    document names an earlier kept document that has at least this share of its shingles.
+    documents that are always kept, bool `[num_documents]` per shard. With `contained`, the row of a
+    kept document names an earlier kept document that has at least this share of its shingles.
     """
     shards = _banded(shards, threshold, contained)
     candidates = _candidates(shards, priority)
@@ -165,8 +166,8 @@ def resolve_incremental(
     threshold: float = JACCARD,
     contained: float | None = None,
 ) -> list[pa.Table]:
-    """As `resolve`, but starts from the tables of the last run with the same settings; a table that
-    is still correct is returned unchanged."""
+    """Like `resolve`, but starts from the tables of the last run with the same settings; a table
+    that is still correct is returned unchanged."""
     shards = _banded(shards, threshold, contained)
     was_kept = [_was_kept(*pair) for pair in zip(shards, known.tables)]
     again = [_seeds(*pair, known.moved) for pair in zip(shards, known.tables)]

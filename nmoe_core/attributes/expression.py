@@ -15,7 +15,8 @@ from loader.files.nested import json_value
 
 MAX_CHARS = 10_000
 MAX_CLAUSES = 250
-MAX_DEPTH = 800  # of the JSON: an operator takes three levels, `not` takes two
+# depth of the JSON of the syntax tree: an operator takes three levels, `not` takes two
+MAX_DEPTH = 800
 FUNCTIONS = frozenset(
     (
         *("+", "-", "*", "/", "//", "%", "||", "~~", "!~~", "~~*", "!~~*", "~~~"),
@@ -74,7 +75,7 @@ Names = Mapping[str, Sequence[str]]
 
 
 class Refused(Exception):
-    """The expression is not allowed; has the parts of an error message."""
+    """The expression is not allowed; the attributes are the parts of an error message."""
 
     def __init__(self, what: str, found: str = "", expected: str = "", do: str = "") -> None:
         super().__init__(what, found, expected, do)
@@ -172,7 +173,8 @@ def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
 
 
 def _column(spelled: str, names: Names) -> Sequence[str]:
-    """The column of a spelling: an exact match, or else the only match that ignores case."""
+    """The column that a spelling names: the exact match, or else the only match if case is
+    ignored."""
     same = [name for name in names if name.lower() == spelled.lower()]
     columns = {tuple(names[name]) for name in same}
     if spelled not in names and len(columns) > 1:

@@ -55,7 +55,7 @@ def join_attribute(shard: ShardPaths, files: UserFiles) -> Result:
     """Make the file of a shard from the rows of a user's files, unless it is up to date.
 
     Raises:
-        FormatError: A file cannot be read, has neither key, or has two rows for one key
+        FormatError: A file cannot be read, has neither key column, or has two rows for one key
             (E-ATTRIBUTE-JOIN).
         LockedError: Another process is making this file.
     """
@@ -113,7 +113,7 @@ def _without_repeats(table: pa.Table) -> pa.Table:
     """The table without repeated rows; unchanged if its types cannot be compared."""
     try:
         return pa.TableGroupBy(table, table.column_names, use_threads=False).aggregate([])
-    except pa.ArrowNotImplementedError:  # lists cannot be compared
+    except pa.ArrowNotImplementedError:  # columns of lists cannot be compared
         return table
 
 

@@ -2,13 +2,13 @@
 Malay (`ms`).
 
 A text with fewer than 50 letters gets no language; a letter of Hangul or of a script without
-spaces, such as CJK, kana or Khmer, counts as three (its number of bytes). A text also gets no
-language if letters are less than a third of its characters without spaces: the few letters of test
-vectors and tables of numbers look like any language. (In 37,359 documents of prose, verse, code,
-law and mathematics, the lowest share of letters is 44 %.) The detector reads the beginning of long
-texts. Code and lists of names are mostly reported as English: if the source declares a language,
-keep that column and prefer it in `where`. Speed on one core: about 45 MB/s for short texts, 200
-MB/s for long ones.
+spaces, such as CJK, kana or Khmer, counts as three letters (its number of bytes). A text also gets
+no language if letters are less than a third of its characters without spaces: the few letters of
+test vectors and tables of numbers look like any language. (In 37,359 documents of prose, verse,
+code, law and mathematics, the lowest share of letters is 44 %.) The detector reads the beginning of
+long texts. Code and lists of names are mostly reported as English: if the source declares a
+language, keep the declared language as a column, and use this column in `where`. Speed on one core:
+about 45 MB/s for short texts, 200 MB/s for long ones.
 """
 
 from functools import cache

@@ -1,10 +1,11 @@
 """MinHash signatures of texts: 16 bands of 7 rows over shingles of five words.
 
 Two texts are compared if they share the key of a band. In theory, a pair with Jaccard similarity .8
-shares one with probability .977; for .9 it is .99997, for .5 it is .118. Bands only choose the
-pairs to compare; all 112 hashes then estimate the similarity. A text of fewer than five words is
-one shingle; a text without words shares no key. For a threshold below .7, keys of shorter bands are
-computed from the sketches (`bands`), so texts do not need new signatures.
+shares a key with probability .977; a pair with similarity .9, with .99997; a pair with similarity
+.5, with .118. Bands only choose the pairs to compare; all 112 hashes then estimate the similarity.
+A text of fewer than five words is one shingle; a text without words shares no key. For a threshold
+below .7, keys of shorter bands are computed from the sketches (`bands`), so texts do not need new
+signatures.
 """
 
 import math
@@ -77,8 +78,8 @@ def batches(texts: pa.Array) -> list[tuple[int, int]]:
 
 
 def jaccard(equal: np.ndarray | int) -> np.ndarray | float:
-    """Estimated Jaccard similarity from the number of equal bytes (of 112), corrected for unequal
-    hashes, whose bytes are equal with probability 1/256."""
+    """Estimated Jaccard similarity from the number of equal bytes (of 112), corrected for chance:
+    the bytes of unequal hashes are equal with probability 1/256."""
     return (equal / NUM_HASHES - 1 / 256) / (1 - 1 / 256)
 
 
@@ -153,4 +154,5 @@ def _sign_texts(hashes, bounds, room, keys, sketch):
             h = np.uint64(band)
             for row in range(NUM_ROWS):
                 h = mix(h * _BASE + np.uint64(least[band * NUM_ROWS + row]))
-            keys[text, band] = h | np.uint64(1)  # never 0, which means no key
+            # a key is never 0, since 0 means that the text has no key
+            keys[text, band] = h | np.uint64(1)

@@ -40,7 +40,7 @@ _NOT_PUBLIC = [
         "3fff::/20",
     )
 ]
-_FILES = frozenset(  # file extensions that are not top-level domains in use
+_FILES = frozenset(  # file extensions that no top-level domain in use equals
     (
         *("avif", "bmp", "gif", "ico", "jpeg", "jpg", "pdf", "png", "svg", "webp"),
         *("css", "html", "js", "json", "ts", "txt", "gz", "tar", "tgz", "xz", "zip"),
@@ -79,8 +79,8 @@ def is_iban(candidate: str) -> bool:
 
 
 def is_ip(candidate: str) -> bool:
-    """Whether it is a public address, and not part of a longer number sequence or a version
-    number."""
+    """Whether the candidate is a public address, and not part of a longer number sequence or a
+    version number."""
     try:
         address = ipaddress.ip_address(candidate)
     except ValueError:
@@ -90,7 +90,7 @@ def is_ip(candidate: str) -> bool:
 
 
 def is_email(candidate: str) -> bool:
-    """Whether it is an address and not a repository, file or package."""
+    """Whether the candidate is an e-mail address and not a repository, file or package."""
     name, _, host = candidate.partition("@")
     labels = host.lower().split(".")
     is_package = labels[0].isdigit() and (labels[1].isdigit() or labels[-1] in _FILES)
@@ -99,7 +99,7 @@ def is_email(candidate: str) -> bool:
 
 
 def is_phone(candidate: str) -> bool:
-    """Whether it has 8 to 15 digits, as telephone numbers have."""
+    """Whether the candidate has 8 to 15 digits, as telephone numbers do."""
     return 8 <= sum(map(str.isdigit, candidate)) <= 15
 
 

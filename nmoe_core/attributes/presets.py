@@ -1,7 +1,7 @@
 """Published filter rules as clauses over the columns of `signals`; a preset applies only if a
 selection names it. Clauses are SQL; a selection joins them with `and`. The authors chose the
-thresholds on English web text. If a rule removes lines from texts, its clause tests the share that
-it would keep.
+thresholds on English web text. If a rule removes lines from texts, its clause tests the share of
+the text that the rule would keep.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from nmoe_core.attributes.columns import NGRAMS
 
 
 class Preset(NamedTuple):
-    """Clauses that a document of some languages satisfies."""
+    """The clauses of one published rule, and the languages of the documents that they apply to."""
 
     languages: tuple[str, ...]
     """Empty: any language that separates words by spaces."""

@@ -1,8 +1,8 @@
 """The process that evaluates a selection, with a memory limit; its parent enforces a time limit.
 
-Messages are JSON or Arrow streams over a pipe; the argument is its file descriptor. The first
-message is the request. After that, the answer to each table of columns is a table with one boolean
-column per clause and rows in the same order.
+Messages are JSON or Arrow streams over a pipe; the process's argument is the pipe's file
+descriptor. The first message is the request. After that, the answer to each table of columns is a
+table with one boolean column per clause and rows in the same order.
 """
 
 import json
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def answer(pipe: Connection, asked: dict[str, Any]) -> None:
-    """Answer the messages after the request; sets no memory limit."""
+    """Answer the messages after the first one (the request). Does not set the memory limit."""
     connection = opened()
     try:
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
@@ -69,8 +69,8 @@ def opened() -> Any:
 
 
 def conditions(connection: Any, expression: str, names: Names, empty: pa.Table) -> list[Clause]:
-    """The clauses of an expression over the columns of a table, as `parse`. Raises one of `REFUSED`
-    if the expression is not allowed, or a clause is not a condition."""
+    """The clauses of an expression over the columns of a table; see `parse`. Raises one of
+    `REFUSED` if the expression is not allowed, or a clause is not a condition."""
     clauses = parse(connection, expression, names)
     for clause, (_, kind, *_) in zip(clauses, evaluated(connection, empty, clauses).description):
         kinds_allowed = ("BOOLEAN", "BOOL", *(['"NULL"'] if clause.columns else []))

@@ -59,8 +59,8 @@ class ShardRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All shards of a run, with the digest of each one's documents and ids, and of its attribute
-    file."""
+    """All shards of a run, with two digests per shard: of its documents and ids, and of its
+    attribute file."""
 
     shards: list[ShardPaths]
     attribute: str
@@ -81,12 +81,12 @@ class Corpus:
         return dict(zip(places, map(list, zip(self.documents, self.digests))))
 
     def read(self) -> Iterator[ShardRows]:
-        """The file of each shard."""
+        """Read the attribute file of each shard."""
         return (ShardRows(shard, self.attribute) for shard in self.shards)
 
 
 class Before(NamedTuple):
-    """Tables of the last run with the same code and settings that may still be valid."""
+    """The last run's tables that may still be valid, because code and settings are the same."""
 
     tables: list[pa.Table | None]
     """Rows of each shard; None if it is new or has changed."""
@@ -103,8 +103,8 @@ def write_changed(
     settings: Mapping[str, Any],
 ) -> Result:
     """If an input changed, compute the rows of all shards and write the rows that differ. The
-    summary records the `settings`, whose digest is a fingerprint in `made_with`. Raises LockedError
-    if another process is writing."""
+    summary records the `settings`; `made_with` has their digest as a fingerprint. Raises
+    LockedError if another process is writing."""
     inputs = corpus.inputs
     places = list(inputs)
     made_from = {"inputs": sha256_json(list(inputs.items())), **made_with}

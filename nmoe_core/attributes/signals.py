@@ -4,13 +4,13 @@ This module applies no rules: the rules are clauses in `presets.py`, with the la
 made for. Texts must be normalised by prep: line ends are LF, and both ends are stripped of white
 space.
 
-A word is a run of characters other than white space; a character of a script without spaces (CJK,
-kana, Thai, Khmer, Burmese, ...) is a word of its own. A symbol word has no letter, mark or digit.
-Blank lines do not count as lines; paragraphs are separated by two or more line ends. A sentence
-ends with one of Unicode's sentence terminals, or a Tibetan shad, before white space or the end of a
-line; in scripts without spaces, anywhere. Shares are relative to a document's lines, paragraphs,
-words or characters, and 0 if it has none. C4 and RefinedWeb remove lines from texts; the shares
-that they would keep or remove are recorded here.
+A word is a run of characters other than white space; each character of a script without spaces
+(CJK, kana, Thai, Khmer, Burmese, ...) is a word. A symbol word has no letter, mark or digit. Blank
+lines do not count as lines; paragraphs are separated by two or more line ends. A sentence ends with
+one of Unicode's sentence terminals, or a Tibetan shad, before white space or the end of a line; in
+scripts without spaces, after any terminal. Shares are relative to a document's lines, paragraphs,
+words or characters, and 0 if the document has none of these. C4 and RefinedWeb remove lines from
+texts; the shares that they would keep or remove are recorded here.
 """
 
 from functools import cache
@@ -36,13 +36,13 @@ from nmoe_core.attributes.kernels.word_hashes import (
 from nmoe_core.attributes.minhash import batches
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-SENTENCE_ENDS = (  # of Unicode 15.1 in the basic plane, and Tibetan ones
+SENTENCE_ENDS = (  # sentence terminals of Unicode 15.1 in the basic plane, and Tibetan ones
     ".?!\u0589\u061d\u061e\u061f\u06d4\u0700\u0701\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965"
     "\u0f0d\u0f0e\u0f0f\u0f10\u0f11\u1362\u1367\u1368\u166e\u1735\u1736\u1803\u1809\u1944\u1945"
     "\u1c3b\u1c3c\u1c7e\u1c7f\u203c\u203d\u2047\u2048\u2049\u2e2e\u2e3c\u2e53\u2e54\ua4ff\ua60e"
     "\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf\ua92f\u2cf9\u2cfa\u2cfb\uaaf0\uaaf1\uabeb"
 )
-WIDE_SENTENCE_ENDS = (  # of scripts without spaces
+WIDE_SENTENCE_ENDS = (  # sentence terminals of scripts without spaces
     "。！？．｡﹒﹖﹗︒︕︖\u104a\u104b\u17d4\u17d5\u1aa8\u1aa9\u1aaa\u1aab\u1b5a\u1b5b\u1b5e\u1b5f"
     "\u1b7d\u1b7e\ua9c8\ua9c9\uaa5d\uaa5e\uaa5f"
 )
@@ -77,7 +77,7 @@ def signals(texts: pa.Array) -> pa.Table:
     for start, stop in batches(texts):
         batch = texts.slice(start, stop - start)
         payload, offsets = utf8(batch)
-        # Not in `_measure`: numba would take seconds to compile it.
+        # Computed outside `_measure`: inside, numba would take seconds longer to compile.
         most = int(np.diff(offsets).max(initial=0)) + 1
         marks = _line_marks(batch)
         found = (counts[:, start:], shares[:, start:])
@@ -102,7 +102,8 @@ def _holds(function: str, texts: pa.Array, pattern: str) -> pa.Array:
 
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Code point table, kinds of punctuation in the basic plane, and hashes of stop words."""
+    """The table of code points, the kinds of punctuation in the basic plane, and the hashes of stop
+    words."""
     kinds = np.zeros(2**16, np.uint8)
     classes = zip((SENTENCE_ENDS, WIDE_SENTENCE_ENDS, CLOSERS, LINE_ENDS), (1, 2, 4, 8))
     for chars, bit in classes:

@@ -1,4 +1,5 @@
-"""Selects documents by an expression, and finds the first clause that drops each of the others.
+"""Selects documents by an expression. For each document that is not selected, finds the first
+clause that drops it.
 
 The expression is evaluated in a separate process, which starts once and evaluates shard by shard.
 Rows keep their order for any number of threads, since a query has one table and no join.
@@ -32,7 +33,7 @@ class Where:
         schema: Every column that the expression may name, as `attribute.column`; the column name
             alone also works if only one attribute has it. Fields of a struct are appended:
             `own.page.kb`.
-        where: Location to report in errors.
+        where: The file and key to name in errors.
 
     Attributes:
         clauses: The conditions, as SQL.
@@ -78,8 +79,8 @@ class Where:
 
     def evaluate(self, table: pa.Table) -> np.ndarray:
         """Whether each document satisfies each clause: bool `[clauses, documents]`. The columns of
-        `table` are named by their labels. Raises as the constructor."""
-        if not self._columns:  # the expression has only constants
+        `table` are named by their labels. Raises the same errors as the constructor."""
+        if not self._columns:  # the expression has only constants, so the table has no columns
             table = pa.table({"c": pa.nulls(table.num_rows)})
         else:
             table = table.select(self.columns).rename_columns(list(self._columns))
@@ -92,7 +93,7 @@ class Where:
 
     def _ask(self, frames: list[Any], limit_s: float) -> bytes:
         answer = b""
-        with suppress(OSError):  # the process has ended, but may have answered
+        with suppress(OSError):  # the process has ended, but may have answered before
             for frame in frames:
                 self._pipe.send_bytes(frame)
         with suppress(OSError, EOFError):
@@ -104,7 +105,7 @@ class Where:
                 where=self._where,
                 found=self.expression[:200],
                 expected=f"{MEMORY_BYTES // 2**30} GiB and {limit_s:.0f} s per shard",
-                do="simplify it so that it creates no long texts",
+                do="simplify the expression so that it creates no long texts",
                 code="E-SELECT-LIMIT",
             )
         return answer

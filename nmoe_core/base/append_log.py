@@ -1,8 +1,8 @@
 """An append-only file of lines that can be resumed after a kill at any point.
 
-A killed writer leaves at most an incomplete last line. The next writer checks the lines before it
-and then removes it. Only one process can write the file: the kernel frees its lock when it ends.
-Each append costs one flush, and an fsync only on request.
+A killed writer leaves at most an incomplete last line. The next writer checks the complete lines,
+then removes the incomplete one. Only one process can write the file: the kernel frees the lock when
+this process ends. Each append costs one flush, and an fsync only on request.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class AppendLog:
             raise LockedError(
                 "another process is writing this file",
                 where=path,
-                do="wait until it ends, or end it",
+                do="wait until that process ends, or end it",
             ) from None
 
     @property
@@ -64,7 +64,8 @@ class AppendLog:
         return self._hash.hexdigest()
 
     def starts_with(self, size: int, sha256: str) -> bool:
-        """Whether the file has that many bytes and the first `size` have this SHA-256."""
+        """Whether the file has at least `size` bytes, and the first `size` bytes have this
+        SHA-256."""
         digest = hashlib.sha256()
         self._file.seek(0)
         while size and (piece := self._file.read(min(size, _READ_BYTES))):

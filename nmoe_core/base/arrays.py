@@ -1,4 +1,4 @@
-"""Arrays in `.npy` files that may be damaged or come from others."""
+"""Arrays in `.npy` files that may be damaged or come from other people."""
 
 from pathlib import Path
 from tokenize import TokenError
@@ -7,9 +7,11 @@ import numpy as np
 
 from loader.files.regular import regular
 
-# numpy parses a header and its dtype as Python, so a bad header raises these besides ValueError.
+# numpy parses a header and its dtype as Python, so a bad header raises these errors besides
+# ValueError.
 _OF_HEADERS = (EOFError, OverflowError, TokenError, SyntaxError, TypeError)
-_OF_HEADERS += (MemoryError, RecursionError)  # from deep nesting, since a map takes no memory
+# MemoryError comes from deep nesting, since mapping a file takes no memory
+_OF_HEADERS += (MemoryError, RecursionError)
 
 
 def map_npy(path: Path) -> np.ndarray:

@@ -6,7 +6,7 @@ names is durable. This costs two fsyncs per file. A process killed at any point 
 `.tmp.` files, which the next writer of that directory removes under its lock.
 
 `NMOE_FAILPOINT=step:k:action` makes the k-th call of a step (write, fsync, rename) fail for tests:
-action `kill` ends the process with SIGKILL, any other is an errno name such as `ENOSPC`.
+the action `kill` ends the process with SIGKILL; any other action is an errno name such as `ENOSPC`.
 """
 
 import ctypes
@@ -121,8 +121,8 @@ def fsync_dir(path: Path) -> None:
 
 
 def start_writeback(descriptor: int) -> None:
-    """Start writeback of a file before its fsync, if the system supports it. Starting it for all of
-    many files before syncing the first takes a third of the time."""
+    """Start writeback of a file before its fsync, if the system supports it. With many files,
+    starting writeback for all of them before the first fsync takes a third of the time."""
     if _LIBC is not None:
         _LIBC.sync_file_range(
             descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE
@@ -183,8 +183,8 @@ def output_lock(directory: Path) -> Iterator[None]:
 
 def clear_left(directory: Path, *names: str) -> None:
     """Delete the leftovers of a killed writer beside a current output: temporary files, the lock,
-    and files with these names. An output that is current may never be written again, so no later
-    run would delete them. If another process is writing, or the directory is read-only, all files
+    and the files in `names`. An output that is current may never be written again, so no later run
+    would delete them. If another process is writing, or the directory is read-only, all files
     stay."""
     left = [directory / name for name in (LOCK_NAME, *names)]
     if any(path.exists() for path in left) or any(directory.rglob(f"*{TMP_MARK}*")):
@@ -194,8 +194,8 @@ def clear_left(directory: Path, *names: str) -> None:
 
 
 def _locked(path: Path) -> IO[str]:
-    """Open the file `path`, which is created if it is missing; it is locked as long as it is
-    open."""
+    """Open the file `path`, which is created if it is missing; the lock lasts as long as the file
+    is open."""
     num_absent = 0
     while True:
         try:

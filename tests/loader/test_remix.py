@@ -322,7 +322,7 @@ def test_the_learning_rate_stays_unless_a_phase_changes_it(tree):
     ("step", "edit", "code", "naming"),
     [
         (41, {}, "E-REMIX-STEP", ["found 41", "0 to 39"]),
-        (40, {}, "E-REMIX-STEP", ["set steps above it"]),
+        (40, {}, "E-REMIX-STEP", ["set a larger number of steps"]),
         (20, {"steps": 20}, "E-REMIX-STEP", ["0 to 19"]),
         (True, {}, "E-REMIX-STEP", []),
         (5, {"steps": 0}, "E-CONFIG", ["steps"]),
@@ -352,7 +352,10 @@ def test_other_data_under_a_known_name_are_refused(tree, lib, tmp_path):
     other = lib.Tree(tmp_path / "data")
     other.add("bee", 900, seed=5)
     both = {"ant": 1, "bee": 2}
-    with refused("E-PLAN-DATA", naming=["'bee' has other data", "give the new data another name"]):
+    with refused(
+        "E-PLAN-DATA",
+        naming=["'bee' has other data", "give the new data a name that the plan does not use"],
+    ):
         remix(run_of(tree), 5, weights=both, sources=directories(other, ["bee"]))
     same, _ = remix(run_of(tree), 5, weights=both, sources=directories(tree, ["bee"]))
     assert same == remix(run_of(tree), 5, weights=both)[0]

@@ -1,9 +1,10 @@
 """Membership of 64-bit hashes in a sorted set of hashes.
 
-A Bloom filter that reads one word of memory per hash rejects most. The high bits of a hash choose
-the word, and its low 18 bits choose three bits of it. With 16 bits per hash, about 1 % of foreign
-hashes pass by chance. To check the ones that pass, a table has the start of each run of hashes with
-equal high bits: one more access, instead of about twenty for a binary search.
+A Bloom filter that reads one word of memory per hash rejects most hashes that are not in the set.
+The high bits of a hash choose the word, and its low 18 bits choose three bits of it. With 16 bits
+per hash, about 1 % of foreign hashes pass by chance. A table of the start of each group of hashes
+with equal high bits checks the hashes that pass: this takes one more memory access, instead of
+about twenty for a binary search.
 """
 
 from typing import NamedTuple

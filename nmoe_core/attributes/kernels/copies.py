@@ -6,14 +6,14 @@ from numba import njit
 from nmoe_core.attributes.kernels.bloom import bits
 from nmoe_core.attributes.minhash import NUM_HASHES
 
-EXACT = NUM_HASHES + 1  # number of equal bytes that stands for equal texts
+EXACT = NUM_HASHES + 1  # the value that means equal texts, in place of a number of equal bytes
 _THREE = np.uint64(3)
 _SEVEN = np.uint64(7)
 
 
 @njit(cache=True)
 def mark(bands, exact, once, twice, shift):
-    """Set the bit of each key in `once`, and in `twice` if it was set before."""
+    """Set the bit of each key in `once`; if it was already set there, set it in `twice`."""
     for i in range(len(exact)):
         for band in range(bands.shape[1] + 1):
             key = bands[i, band] if band < bands.shape[1] else exact[i]
@@ -43,14 +43,16 @@ def marked(bands, exact, twice, shift):
 
 @njit(cache=True)
 def decide(rows, groups, limits, is_settled, results):
-    """For each candidate: the kept candidate that it copies, or -1, and the number of equal bytes;
-    the kept candidate that contains it, or -1, and its contained share.
+    """For each candidate four numbers: the kept candidate that it copies, or -1; the number of
+    their equal bytes; the kept candidate that contains it, or -1; and the share of its text that is
+    contained.
 
-    The most similar candidate is chosen, on a tie the first. `kept` has the kept candidates of each
-    bucket, from the bucket's first slot on. Settled candidates are kept without a comparison.
-    Buckets with few kept candidates are visited first, and at most `max_visits` candidates are
-    compared: many similar documents that are all kept would otherwise take quadratic time. A true
-    copy shares keys with few documents, so it is found in these small buckets.
+    If a candidate copies several kept ones, the most similar is chosen; on a tie, the first. `kept`
+    has the kept candidates of each bucket, from the bucket's first slot on. Settled candidates are
+    kept without a comparison. Buckets with few kept candidates are visited first, and at most
+    `max_visits` candidates are compared: many similar documents that are all kept would otherwise
+    take quadratic time. A true copy shares keys with few documents, so it is found in these small
+    buckets.
     """
     sketches, digests, lengths = rows
     least_equal, least_containment, max_visits = limits
@@ -95,7 +97,7 @@ def decide(rows, groups, limits, is_settled, results):
 
 @njit(cache=True, inline="always")
 def _same(first, second):
-    """Number of equal values."""
+    """Number of positions at which two arrays have equal values."""
     count = 0
     for k in range(len(first)):
         count += first[k] == second[k]

@@ -15,7 +15,8 @@ _SHIFT = np.uint64(29)
 
 @njit(cache=True)
 def new_set(size):
-    """A table for up to `size` elements: hash, set number, count and first index per slot."""
+    """A hash table for up to `size` elements; each slot has hash, set number, count and first
+    index."""
     slots = 16
     while slots < 2 * size:
         slots *= 2
@@ -53,7 +54,8 @@ def begin(table, size):
 
 @njit(cache=True)
 def repeated(table, elements, lengths):
-    """Number of elements that occurred before, and their characters."""
+    """Number of elements that are repetitions of an earlier element, and the sum of their
+    characters."""
     mask = begin(table, len(elements))
     count = 0
     chars = 0
@@ -70,8 +72,8 @@ def ngram_chars(table, elements, ends):
     """Characters covered by the most frequent 2-, 3- and 4-gram, and by repeated 5- to 10-grams.
 
     `ends` has the number of characters before each word and after the last: int64 `[num_words +
-    1]`. On a tie, the first most frequent n-gram is taken; its spaces count. Each word of repeated
-    n-grams counts once.
+    1]`. On a tie, the most frequent n-gram that occurs first is taken; the spaces in it count. A
+    word in several repeated n-grams counts once.
     """
     found = np.zeros(len(NGRAMS), np.int64)
     window = elements.copy()

@@ -1,10 +1,9 @@
 """Splits texts into words and hashes them to 64 bits, for near duplicates and contamination.
 
 A word is a run of letters, marks, digits and `_`; every character of a script without spaces (CJK,
-kana, Thai, Lao, Khmer, Burmese, Javanese, ...) and of Hangul is a word of its own. Case,
-punctuation and spacing are ignored. Lower case and character classes come from a table in this
-package (Unicode 15.1), so hashes do not depend on the version of Python. Speed: about 150 MB/s on
-one core.
+kana, Thai, Lao, Khmer, Burmese, Javanese, ...) and of Hangul is a word by itself. Case, punctuation
+and spacing are ignored. Lower case and character classes come from a table in this package (Unicode
+15.1), so hashes do not depend on the version of Python. Speed: about 150 MB/s on one core.
 """
 
 from functools import cache
@@ -39,7 +38,7 @@ class Words(NamedTuple):
 def words(texts: pa.Array) -> Words:
     """Hash the words of each text."""
     payload, offsets = utf8(texts)
-    # A word has at least one byte; pages that stay untouched take no memory.
+    # A word has at least one byte, so this size suffices; unused pages of the array take no memory.
     hashes = np.empty(len(payload), np.uint64)
     bounds = np.zeros(len(offsets), np.int64)
     _hash_words(payload, offsets, code_points(), hashes, bounds)
