@@ -149,7 +149,7 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
     """Swap two directories of one file system atomically. Returns False, and changes nothing, if
     this is not supported: outside Linux, on NFS and some FUSE file systems, at a mount point, or in
     a lower layer of an overlay."""
-    if not hasattr(_LIBC, "renameat2"):  # glibc has had it since 2.28
+    if not hasattr(_LIBC, "renameat2"):  # glibc has renameat2 since 2.28
         return False
     failpoint("rename")
     paths = (_AT_FDCWD, os.fsencode(staged), _AT_FDCWD, os.fsencode(final))
@@ -215,7 +215,7 @@ def _locked(path: Path) -> IO[str]:
                     "another process is writing to this directory",
                     where=path.parent,
                     found=f"lock held by pid {file.read().strip() or 'unknown'}",
-                    do="wait until it ends, or end it, and run again",
+                    do="wait until that process ends, or end it, and run again",
                 ) from None
         if _is_at(path, file):
             _sign(file)
@@ -237,7 +237,7 @@ def _sign(file: IO[str]) -> None:
 def _remove_lock_dir(directory: Path) -> None:
     """Remove a directory that was created only for a lock."""
     if directory.parent.name == LOCKS_NAME:
-        with suppress(OSError):  # another lock is in it
+        with suppress(OSError):  # another process made a lock in the directory
             directory.rmdir()
             directory.parent.rmdir()
 
@@ -251,8 +251,8 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 def remove_leftovers(directory: Path) -> None:
     """Delete temporary files and staging directories of killed writers, by their names. Files of an
-    inner output that has a separate lock stay: its writer is running, or its next writer deletes
-    them.
+    inner output with its own lock are not deleted: the inner output's writer is running, or its
+    next writer deletes them.
     """
     for path in directory.rglob(f"*{TMP_MARK}*"):
         if _LEFTOVER.fullmatch(path.name) and not _has_own_lock(directory, path):
@@ -279,8 +279,9 @@ def _remove(path: Path) -> None:
 @contextmanager
 def replacing(path: Path, *beside: Path) -> Iterator[None]:
     """Lock the file or directory `path`, and delete the leftovers of a killed writer of `path` and
-    of the files `beside`, which are written under this lock too. Raises as `output_lock`. A lock on
-    the parent directory would delete the temporary files of all its children."""
+    of the files `beside`, which the holder of this lock writes too. Raises the errors of
+    `output_lock`. The parent directory itself is not locked, since this would delete the temporary
+    files of all its children."""
     with output_lock(path.parent / LOCKS_NAME / path.name):
         for one in (path, *beside):
             for name in (one.name, f".{one.name}"):

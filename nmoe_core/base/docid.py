@@ -1,8 +1,9 @@
 """Shard document ids and the two MD5 rules that place documents.
 
 A document id is `{source}//{rel}#s={start}:e={end}`: `rel` is the POSIX path of the `.npy` file
-relative to the data root, `start` and `end` are token offsets, end exclusive and past the EOS. The
-rules are bit-exact contracts with other tools that read the same trees; see docs/formats.md.
+relative to the data root, `start` and `end` are token offsets, end exclusive and past the EOS.
+Other tools that read the same directories use the same rules, so the rules must not change by a
+bit; see docs/formats.md.
 """
 
 import hashlib
@@ -14,7 +15,8 @@ import numpy as np
 
 from nmoe_core.base.errors import FormatError
 
-# One spelling of an id: ASCII digits without leading zeros, no empty or `.` part of the path.
+# An id has exactly one spelling: ASCII digits without leading zeros, no empty or `.` part of the
+# path.
 _OFFSET = r"0|[1-9][0-9]{0,17}"
 _DOC_ID = re.compile(
     r"(?P<source>[^/#]+)//(?P<rel>(?!\./)(?!.*/\.?(?:/|#))[^#]+)"

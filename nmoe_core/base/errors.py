@@ -11,7 +11,8 @@ from loader.errors import StateError as StateError
 from loader.errors import one_line as one_line
 from loader.errors import printable as printable
 
-# Texts of torch, its libraries and Triton; of a worker's error only the text may be known.
+# Error messages of torch, its libraries and Triton. Compared as text, since of a worker's error
+# only the text may be known.
 _FULL = re.compile(r"out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE)
 _LOST = re.compile(r"\b(CUDA|HIP|cuDNN|NCCL) error\b|Triton Error", re.IGNORECASE)
 
@@ -36,7 +37,7 @@ class CheckpointError(NmoeError):
 
 
 class LabelError(NmoeError):
-    """Labels are missing, of mixed origin, or cover too little."""
+    """Labels are missing, come from several oracles, or cover too few documents."""
 
     code = "E-LABEL"
 
@@ -54,7 +55,7 @@ class CalibrationError(NmoeError):
 
 
 class CurationError(NmoeError):
-    """Topics or scores do not match the shards they describe."""
+    """Topics or scores do not belong to the shards beside them."""
 
     code = "E-CURATION"
 

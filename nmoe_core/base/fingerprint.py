@@ -1,8 +1,8 @@
 """Digests, and the rule that decides whether an output is current.
 
 Each task writes, with its output, the fingerprints of all inputs of the output: input digests,
-settings, and the version of the task. A task whose recorded fingerprints equal its current ones
-does no work. Fingerprints are values, never times.
+settings, and the version of the task. If the recorded fingerprints of a task equal the current
+ones, the task does no work. Fingerprints are values, never times.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from nmoe_core.base.atomic import write_json
 
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
-# The coarsest resolution of file times, on FAT: 2 s.
+# The coarsest resolution of file times: 2 s, on FAT.
 _CLOCK_NS = 2 * 10**9
 
 
@@ -35,7 +35,7 @@ def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes.
 
-    Reads are large, so that a thread that hashes seldom waits for the GIL.
+    The file is read in large pieces, so that a hashing thread seldom waits for the GIL.
     """
     digest = hashlib.sha256()
     with open_file(path, buffering=0) as file:
@@ -56,9 +56,8 @@ def sha256_json(value: Any) -> str:
 
 
 def recorded(summary: Path) -> Fingerprints | None:
-    """Fingerprints that a task recorded in its committed JSON summary; None if there are none.
-
-    A file that is not JSON was not committed by a task, so it has none.
+    """Fingerprints that a task recorded in its committed JSON summary; None if the summary is
+    missing or is not JSON: a task commits only JSON.
     """
     try:
         value = json_value(read_file(summary))
@@ -71,7 +70,7 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     """The JSON object of a file with a checksum, without the checksum; None if the file is missing
     or was changed.
 
-    For files that only save work: without the file, the work is repeated.
+    Use it for caches: without the file, the work is repeated.
     """
     try:
         value = read_json_object(path)
@@ -95,12 +94,12 @@ def read_summary(
     sealed_since: str = "schema_version",
     do: str = RESTORE,
 ) -> dict[str, Any]:
-    """Read a task's summary and check its checksum. Old summaries have none; a summary with the key
-    `sealed_since` must have one, since both were introduced together. `error`, `code` and `do` are
-    the class, the code and the advice of the error.
+    """Read a task's summary and check its checksum. Old summaries have no checksum. A summary with
+    the key `sealed_since` must have a checksum, since both were introduced together. `error`,
+    `code` and `do` are the class, the code and the advice of the error.
 
     Raises:
-        NmoeError: Of class `error`: the file was changed.
+        NmoeError: Raised as `error`: the file was changed.
         FormatError: The file is missing or not JSON.
     """
     value = read_json_object(path)
@@ -135,7 +134,7 @@ _known: dict[str, tuple[Identity, str]] = {}
 def local_digest(path: Path) -> str:
     """SHA-256 of a local file. It is hashed again only if its path, device, inode, size or times
     have changed, or if it was changed in the last two seconds. Programs cannot set `ctime`, so a
-    file that is rewritten in place with its old times is hashed again too."""
+    file that a program rewrites in place with the old times is hashed again too."""
     identity = file_identity(path)
     if identity is None:
         return sha256_file(path)
@@ -146,7 +145,8 @@ def local_digest(path: Path) -> str:
 
 
 def keep_digests(path: Path, files: Iterable[Path]) -> None:
-    """Write the known digests of these files, for `recall_digests` in another process."""
+    """Write the digests of these files that this process knows, for `recall_digests` in another
+    process."""
     known = ((key, _known[key]) for key in map(_key, files) if key in _known)
     write_json(path, sealed({key: [*identity, digest] for key, (identity, digest) in known}))
 

@@ -1,4 +1,5 @@
-"""Interrupts: SIGTERM ends a command with one line, and is sent again if Python ignores it.
+"""Interrupts: SIGTERM ends a command with one line, and the signal is sent again if Python ignores
+it.
 
 Python prints and ignores (`sys.unraisablehook`) an exception that a signal handler raises inside a
 finaliser, a weak-reference callback or a garbage-collection callback, so the program would
@@ -82,12 +83,13 @@ def _send_later(asked: signal.Signals) -> None:
         time.sleep(_WAIT_S)
         os.kill(os.getpid(), asked)
 
-    # `threading` takes locks, which the interrupted code may hold.
+    # Not `threading`: it takes locks, which the interrupted code may hold.
     _thread.start_new_thread(send, ())
 
 
 def send_again_if_ignored(raised: type[BaseException], asked: signal.Signals) -> None:
-    """Send the signal `asked` again if Python ignores `raised`, which its handler raises."""
+    """Send the signal `asked` again if Python ignores `raised`, the exception that the signal's
+    handler raises."""
     global _hook_before
     _signals[raised] = asked
     if sys.unraisablehook is not _send_again:

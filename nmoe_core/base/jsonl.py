@@ -1,8 +1,8 @@
 """JSON lines: the reader, the limit of a line's size, and the rules for texts and ids.
 
-A line ends with LF. A byte order mark before the first line is skipped. A blank line is no record,
-but counts in the line numbers. A line longer than `MAX_LINE_BYTES` is refused before the rest of it
-is read. Lone surrogate escapes are accepted. Memory: one line.
+A line ends with LF. A byte order mark before the first line is skipped. A blank line is not a
+record, but it counts in the line numbers. A line longer than `MAX_LINE_BYTES` is refused before the
+rest of it is read. Lone surrogate escapes are accepted. Memory: one line.
 """
 
 import codecs
@@ -20,7 +20,8 @@ from nmoe_core.base.append_log import Line
 MAX_LINE_BYTES = 256 * 2**20
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is its prefix
+    # UTF-32 comes before UTF-16, whose mark is the start of UTF-32's mark
+    codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -36,7 +37,7 @@ def is_plain_file(path: Path) -> bool:
 
 
 def marked_encoding(payload: bytes | memoryview) -> str:
-    """The encoding that a byte order mark at the start names; UTF-8 if there is none."""
+    """The encoding that a byte order mark at the start names; UTF-8 if the file has no mark."""
     head = bytes(payload[:4])
     return next((name for mark, name in _MARKS.items() if head.startswith(mark)), "utf-8")
 
@@ -55,7 +56,7 @@ def not_utf8(error: UnicodeDecodeError) -> str:
 
 
 def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]:
-    """Every line of a plain file, as `lines_of`."""
+    """Every line of a plain file; see `lines_of`."""
     with open_file(path) as file:
         yield from lines_of(file, refuse, digest)
 
@@ -63,7 +64,7 @@ def read_lines(path: Path, refuse: Refuse, digest: Any = None) -> Iterator[Line]
 def lines_of(file: IO[bytes], refuse: Refuse, digest: Any = None) -> Iterator[Line]:
     """Every line of an open file, also blank lines; the last line may lack its newline.
 
-    `refuse` makes the caller's error for a line that is too long; `digest`, a hash of `hashlib`, is
+    `refuse` makes the error to raise for a line that is too long; `digest`, a hash of `hashlib`, is
     updated with the bytes of the file.
     """
     offset = number = 0
@@ -83,7 +84,7 @@ def lines_of(file: IO[bytes], refuse: Refuse, digest: Any = None) -> Iterator[Li
 def read_objects(
     path: Path, refuse: Refuse, digest: Any = None
 ) -> Iterator[tuple[Line, dict[str, Any]]]:
-    """Every line that is not blank, with its JSON object. Arguments as for `read_lines`."""
+    """Every line that is not blank, with its JSON object. Takes the arguments of `read_lines`."""
     for line in read_lines(path, refuse, digest):
         if line.payload.isspace() or not line.payload:
             continue
@@ -100,11 +101,11 @@ def parse_object(payload: bytes) -> dict[str, Any]:
 
 
 def parse_json(payload: bytes | memoryview, *, replace: bool = False) -> tuple[Any, bool]:
-    """The JSON value of a line, and whether bytes that are not UTF-8 were replaced; ValueError if
-    it is not JSON, or nested too deep."""
+    """The JSON value of a line, and whether bytes that are not UTF-8 were replaced. Raises
+    ValueError if the line is not JSON, or nested too deep."""
     try:
         return orjson.loads(payload), False
-    except orjson.JSONDecodeError:  # orjson also refuses lone surrogate escapes
+    except orjson.JSONDecodeError:  # orjson also refuses lone surrogate escapes, which json accepts
         payload = bytes(payload)
     is_replaced = False
     try:
@@ -132,8 +133,8 @@ def as_object(value: Any) -> dict[str, Any]:
 
 
 def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
-    """The value of a field: of the key with this name, else of the nested keys that dots
-    separate."""
+    """The value of a field: the key with this name or, if it does not exist, the nested keys that
+    dots separate."""
     if field in row:
         return row[field]
     value: Any = row
@@ -145,7 +146,8 @@ def value_of(row: Mapping[str, Any], field: str, default: Any = None) -> Any:
 
 
 def text_of(row: Mapping[str, Any], field: str) -> str:
-    """The text of a record; null means an empty text. A ValueError describes a bad record."""
+    """The text of a record; null means an empty text. Raises ValueError with a description if the
+    record is bad."""
     value = value_of(row, field, _MISSING)
     if isinstance(value, str):
         return value
@@ -165,10 +167,9 @@ def _fields_of(row: Mapping[str, Any]) -> str:
 def id_of(
     row: Mapping[str, Any], field: str | None, default: str, unnamed: Sequence[str] = ("id",)
 ) -> str:
-    """The id of a record; a ValueError describes a bad record.
-
-    If `field` is given, the record must have it. Else the keys `unnamed` are tried in order; if
-    none has an id, the id is `default`, the record's position in the source.
+    """The id of a record. Raises ValueError with a description if the record is bad. If `field` is
+    given, the record must have this field. If not, the keys `unnamed` are tried in order; if no key
+    has an id, the id is `default`, the record's position in the source.
     """
     if field is not None:
         if (value := value_of(row, field)) is None:
@@ -181,8 +182,8 @@ def id_of(
 
 
 def checked_id(value: Any, field: str, default: str) -> str:
-    """An id as text; for None and "" the default. Raises ValueError unless the value is text or a
-    whole number: a float or a list can be written in more than one way.
+    """An id as text; the default if the id is None or "". Raises ValueError unless the value is
+    text or a whole number: a float or a list can be written in more than one way.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | None):
         kind = type(value).__name__

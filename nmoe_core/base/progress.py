@@ -18,7 +18,7 @@ class Meter:
     Args:
         what: The work, such as `grade web`.
         total: The total amount; None if it is unknown.
-        unit: The counted things, in the plural.
+        unit: What is counted, in the plural.
     """
 
     def __init__(self, what: str, total: int | None, unit: str = "documents") -> None:

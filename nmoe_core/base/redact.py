@@ -26,8 +26,9 @@ class Redactor:
         self._spellings = sorted(spellings, key=len, reverse=True)
 
     def clean(self, text: str, max_chars: int = sys.maxsize) -> str:
-        """The first `max_chars` characters of the text without the secret. Only this part and a
-        little more is searched; a part of a secret at its end is left out."""
+        """The first `max_chars` characters of the text without the secret. Only these characters
+        and a few more are searched. If they end within a secret, the part of the secret is removed
+        too."""
         kept = text[: max_chars + _MARGIN_CHARS]
         for spelling in self._spellings:
             kept = kept.replace(spelling, HIDDEN)

@@ -1,4 +1,4 @@
-"""Result of a task: the only type that tasks pass to Dagster events."""
+"""The result of a task; Dagster events are made from this type only."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,7 @@
 """Settings that the configuration shares with the packages that read it.
 
-They are here because the configuration is a lower layer than those packages and must not import
-them.
+They are in this module because the configuration is a lower layer than these packages and must not
+import them.
 """
 
 from pathlib import Path
@@ -21,9 +21,9 @@ THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 
 
 def expert_fingerprints(choice: str) -> dict[str, str]:
-    """Fingerprints of the MoE backend: none for the model's default backends, which differ only in
+    """Fingerprints of the MoE backend: empty for the model's default backends, which differ only in
     memory."""
-    # The first name of the key `moe_backend`; existing outputs contain it.
+    # The earlier name of the key `moe_backend`, which existing outputs contain.
     return {"experts": choice} if choice in ("grouped", "hub") else {}
 
 

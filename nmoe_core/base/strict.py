@@ -59,7 +59,7 @@ def with_tuples(value: Any) -> Any:
 
 
 def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
-    """Keys of the model at the path `loc`, which may lead through nested models and lists."""
+    """Keys of the table at the path `loc`, which may go through nested tables and lists."""
     for part in loc:
         info = model.model_fields.get(str(part))
         if info is not None:

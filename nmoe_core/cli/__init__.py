@@ -60,7 +60,7 @@ class _Verbs:
         self.lines: dict[str, str] = {}
 
     def add_parser(self, name: str, **texts: Any) -> argparse.ArgumentParser:
-        """Add a verb, as `add_parser` of argparse's subparsers."""
+        """Add a verb, like `add_parser` of argparse's subparsers."""
         self.lines[name] = texts["help"]
         return self.parts.add_parser(name, **texts)
 

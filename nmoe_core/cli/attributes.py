@@ -24,15 +24,21 @@ def register(verbs: Any) -> None:
     add_run_flags(attributes, is_required=True)
     text = "preview which documents a rule over attributes keeps; writes nothing"
     selected = add_verb(verbs, "select", select, text, _show_selection)
-    selected.add_argument("--where", metavar="SQL", help="the rule; default curation.where")
+    selected.add_argument(
+        "--where", metavar="SQL", help="the selection rule (default: curation.where)"
+    )
     selected.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     selected.add_argument(
-        "--sample", type=number(0), default=0, metavar="N", help="show N documents near the limits"
+        "--sample",
+        type=number(0),
+        default=0,
+        metavar="N",
+        help="show N documents whose values are near the limits of a clause",
     )
     add_run_flags(selected, is_required=True)
     text = "run an SQL query over all documents of a run"
     sql = add_verb(verbs, "sql", ask, text, print_rows)
-    sql.add_argument("query", metavar="SQL", help="a query of the view `documents`")
+    sql.add_argument("query", metavar="SQL", help="an SQL query of the view `documents`")
     add_run_flags(sql, is_required=True)
     text = "measure a selection: train small decoders on kept, random and dropped text"
     ablated = add_verb(verbs, "ablate", run_ablation, text, _show_ablation)
@@ -99,7 +105,9 @@ def _show_selection(kept: list[Kept]) -> None:
         rows = [[name, *counts, _percent(counts[1], counts[0])] for name, counts in ordered]
         print_table(("language", "documents", "kept", "%"), rows)
     print("\ndocuments dropped by each clause: first = no earlier clause drops them,")
-    print("alone = it would drop them without the other clauses, only = no other clause drops them")
+    print(
+        "alone = the clause drops them, whatever the others do; only = no other clause drops them"
+    )
     rows = []
     for figures in zip(*(one.clauses for one in kept)):
         counts = [sum(getattr(f, key) for f in figures) for key in ("first", "alone", "last")]

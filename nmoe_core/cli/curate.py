@@ -1,8 +1,8 @@
 """`nmoe curate`: reorder a JSONL file, and inspect an order and its embeddings.
 
-The published tool has the same flags. Without `--order`, `--seq-len` is taken as the training
-sequence length, and the order fills windows of that length; without both flags, the order suits any
-length.
+The published tool `nmoe curate` has the same flags. Without `--order`, `--seq-len` is taken as the
+training sequence length, and the order fills windows of that length; without both flags, the order
+suits any length.
 """
 
 import argparse
@@ -107,8 +107,12 @@ def _add_embed(parts: Any) -> None:
     embed.add_argument(
         "--batch-tokens", type=number(1), default=16_384, help="maximum padded tokens per batch"
     )
-    embed.add_argument("--max-tokens", type=number(1), help="embed the first N tokens of a record")
-    embed.add_argument("--limit", type=number(1), metavar="N", help="only the first N records")
+    embed.add_argument(
+        "--max-tokens", type=number(1), help="embed only the first N tokens of a record"
+    )
+    embed.add_argument(
+        "--limit", type=number(1), metavar="N", help="embed only the first N records"
+    )
     embed.add_argument(
         "--reverse", action="store_true", dest="is_reverse", help="longest records first"
     )
@@ -126,7 +130,9 @@ def _add_compare(parts: Any) -> None:
     compare = add_verb(parts, "compare", run_compare, text, _show_comparison)
     compare.add_argument("--shallow", type=Path, required=True, metavar="NPY")
     compare.add_argument("--deep", type=Path, required=True, metavar="NPY")
-    compare.add_argument("--pca-deep-only", type=number(0), default=0, help="PCA for --deep only")
+    compare.add_argument(
+        "--pca-deep-only", type=number(0), default=0, help="apply PCA to the --deep embeddings only"
+    )
     compare.add_argument("--plot", type=Path, metavar="PNG")
     _add(compare, "n-clusters", "pca-components", "seed")
 
@@ -136,7 +142,9 @@ def _add_animate(parts: Any) -> None:
     animate = add_verb(parts, "animate", run_animate, text, lambda paths: print(*paths, sep="\n"))
     animate.add_argument("--embeddings", type=Path, required=True, metavar="NPY")
     animate.add_argument("--token-counts", type=Path, required=True, metavar="NPY")
-    animate.add_argument("--umap", type=Path, metavar="NPY", help="2-D points of the documents")
+    animate.add_argument(
+        "--umap", type=Path, metavar="NPY", help="file with the documents' 2-D points"
+    )
     animate.add_argument("--labels", type=Path, metavar="NPY", help="default: beside --embeddings")
     animate.add_argument("--order", type=Path, metavar="NPY", help="default: beside --embeddings")
     animate.add_argument("--output", type=Path, default=Path("ordering_animation.mp4"))
@@ -167,7 +175,8 @@ def run_curate(arguments: argparse.Namespace) -> int:
 
 
 def find_k(arguments: argparse.Namespace) -> Any:
-    """Silhouette and reachable diversity for each k, and the k that each rule recommends."""
+    """Measure silhouette and reachable diversity for each k; print them with the k that each of two
+    rules recommends."""
     from nmoe_core.curate.jsonl.run import calibrate_file
 
     return calibrate_file(*_named(arguments), plot=not arguments.no_plot)
@@ -181,7 +190,7 @@ def _show_k(found: Any) -> None:
 
 
 def run_embed(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Embed with the whole model; a second run resumes an interrupted one."""
+    """Embed with the whole model; a second run continues after an interrupted run."""
     from nmoe_core.curate.jsonl.deep import DeepSettings, embed_deep
 
     if arguments.devices is None and arguments.gpu is not None:
@@ -229,7 +238,7 @@ def _show_comparison(found: Any) -> None:
 
 
 def run_animate(arguments: argparse.Namespace) -> list[str]:
-    """Write the films; return their paths."""
+    """Write the animations; return their paths."""
     from nmoe_core.curate.pictures import FilmFiles, animate
 
     named = arguments.embeddings, arguments.token_counts
@@ -246,7 +255,7 @@ def run_animate(arguments: argparse.Namespace) -> list[str]:
 
 
 def _named(arguments: argparse.Namespace) -> tuple[Any, Any]:
-    """Paths and settings from the command line; settings for which the verb has no flag keep their
+    """Paths and settings from the command line; settings without a flag of this verb keep their
     defaults."""
     from nmoe_core.curate.jsonl.compute import JsonlSettings
     from nmoe_core.curate.jsonl.record_files import JsonlPaths

@@ -1,7 +1,7 @@
 """Flags of verbs that work on a run: each sets a configuration key or a directory of the run.
 
 With `--config`, flags override the file; without it, the flags are the whole configuration. In both
-cases `run_of` gives the verb one checked `Run`.
+cases `run_of` returns a checked `Run`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from nmoe_core.config.schema import Key, run_keys, setting
 
 _FILES = ("input_docids", "input_jsonl", "out", "predictions")
 _FILES += ("labels", "labels_val", "labels_test")
-_PUBLISHED = ("--max-batch",)  # the published documents name it
+_PUBLISHED = ("--max-batch",)  # a published name, which gives no warning
 _ROOTS = {
     "data": "directory of token shards",
     "slices": "directory of slices",
@@ -39,8 +39,8 @@ def add_run_flags(
 ) -> None:
     """Add `--config`, `--set`, flags for `keys` and flags for `roots`. The flag of a key is the
     last part of its dotted name, or its name in `renamed` (flag=key). `roots` maps the flag of a
-    directory to the `Tree` attribute that it replaces. `is_required`: without `--config`, the
-    project of the working directory is the run."""
+    directory to the `Tree` attribute that it replaces. `is_required`: the verb needs a run; without
+    `--config`, the run is the project of the working directory."""
     named = {key.rpartition(".")[2]: key for key in keys} | renamed
     roots = dict(roots or {})
     group = parser.add_argument_group("the run", "flags override what --config says")
@@ -70,7 +70,7 @@ def run_of(
     defaults: Mapping[str, Any] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> Run:
-    """The run that the command line describes; raises as `Run`.
+    """The run that the command line describes. Raises the errors of `Run`.
 
     Args:
         arguments: Arguments of a verb with `add_run_flags`.
@@ -120,7 +120,7 @@ def project_file() -> Path:
 
 
 def set_value(arguments: argparse.Namespace, key: str) -> str | None:
-    """The text that `--set` gives a key; None if it does not."""
+    """The text that `--set` gives a key; None if `--set` does not name the key."""
     return dict(text.partition("=")[::2] for text in arguments.settings).get(key)
 
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 def register(verbs: Any) -> None:
     parser = add_verb(verbs, "generate", run, "complete prompts with a model", _show)
     parser.add_argument("prompts", type=Path, help="JSON lines with id, and text or tokens")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="JSON lines, appended to")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        help="JSON lines file to which completions are appended",
+    )
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="prompts I, I+N, I+2N, ...")
     parser.add_argument("--max-tokens", type=int, default=256, help="new tokens per prompt")
@@ -29,9 +35,15 @@ def register(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, default=0, help="0 keeps all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--stop-ids", type=int, nargs="*", metavar="ID", help="default: the model's EOS ids"
+        "--stop-ids",
+        type=int,
+        nargs="*",
+        metavar="ID",
+        help="ids that end a completion (default: the model's EOS ids)",
     )
-    parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt plus new tokens")
+    parser.add_argument(
+        "--max-seq-len", type=int, default=4096, help="maximum of prompt tokens plus new tokens"
+    )
     size = parser.add_argument(
         "--batch-size", type=int, default=32, help="sequences generated together"
     )
@@ -48,13 +60,15 @@ def register(verbs: Any) -> None:
     add_earlier_flags(parser, backend, "oracle.engine.moe_backend")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
     parser.add_argument(
-        "--batch-invariant", action="store_true", help="results do not depend on the batch; slower"
+        "--batch-invariant",
+        action="store_true",
+        help="make results independent of the batch; slower",
     )
     parser.add_argument("--tokenizer", help="for prompts that are text; default: the checkpoint's")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Complete the prompts whose completions are missing."""
+    """Complete the prompts that have no completion in the output yet."""
     from nmoe_core.engine.devices import Shard
 
     shard = Shard.parse(arguments.shard)

@@ -19,17 +19,27 @@ _GRADING = (*_MODEL, "tokenizer", "grading.batch_size")
 
 def register(verbs: Any) -> None:
     """Add `nmoe hydra` and `nmoe train`."""
-    hydra = verbs.add_parser("hydra", help="slices, labels, thresholds, grades")
+    hydra = verbs.add_parser(
+        "hydra", help="slices, labels, thresholds and grades of the quality model"
+    )
     parts = hydra.add_subparsers(dest="part", required=True, metavar="TASK")
     labels.register(parts)
     text = "fit thresholds on the grader's scores of the val labels"
     fit = add_task(parts, "calibrate", calibrate, text, _show_calibration)
-    fit.add_argument("--labels", type=Path, metavar="FILE", help="merged labels of val")
     fit.add_argument(
-        "--labels-test", type=Path, metavar="FILE", help="merged labels of test: for reports only"
+        "--labels", type=Path, metavar="FILE", help="file with the merged labels of val"
     )
     fit.add_argument(
-        "--predictions", type=Path, metavar="FILE", help="scores that nmoe hydra grade wrote"
+        "--labels-test",
+        type=Path,
+        metavar="FILE",
+        help="file with the merged labels of test: for reports only",
+    )
+    fit.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="file of scores that nmoe hydra grade wrote",
     )
     fit.add_argument(
         "--compat", action="store_true", help="use the published rule, which needs only labels"
@@ -38,9 +48,11 @@ def register(verbs: Any) -> None:
     add_run_flags(fit, (*_GRADING, "calibration.target_keep"), roots)
 
     score = add_task(parts, "grade", grade, "score and decide documents")
-    score.add_argument("--source", help="only this source of the run")
+    score.add_argument("--source", help="grade only this source of the run")
     add_file_flags(score)
-    score.add_argument("--sample", type=int, metavar="N", help="only N documents of --input-docids")
+    score.add_argument(
+        "--sample", type=int, metavar="N", help="grade only N documents of --input-docids"
+    )
     roots = {"data_root": "data", "heads_dir": "heads", "calibration": "calibration"}
     add_run_flags(score, _GRADING, roots | {"out": "quality"})
 
@@ -123,7 +135,7 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     """Print the thresholds, the share kept per source, the bound and its cost, and the excluded
     documents."""
     found = facts["calibration"]
-    if "keep_by_source" not in found:  # the published rule measures nothing
+    if "keep_by_source" not in found:  # the published rule has no measurements to show
         return labels.show_outputs(facts)
     taus = ", ".join(f"{name} {found[name]:.4f}" for name in THRESHOLDS if name in found)
     print(f"{found['grader']}: {taus}; fitted on one half of {found['count']} labels\n")
@@ -154,18 +166,18 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     print(f"; allowed: at most {_percent(bound)}\n{found['dropping']}")
     if costs := found["drops_by_labels"]:
         more = ", ".join(f"{n:,}: {_percent(share)}" for n, share in costs["more"])
-        print(f"share dropped if fitted on more such labels: {more}")
+        print(f"share dropped if fitted on more labels: {more}")
         print(f"share dropped without a margin for chance: {_percent(costs['certain'])}")
     if costs := found.get("cost"):
         hours = [f"{c['grader']} {c['hours_per_million_documents']:g} h" for c in costs]
-        print(f"a million such documents on this machine: {', '.join(hours)}")
+        print(f"grading a million documents like those of val on this machine: {', '.join(hours)}")
     left_out = {k: n for k, n in found["left_out"].items() if n}
     print(f"excluded from figures: {', '.join(f'{n} {k}' for k, n in left_out.items()) or 'none'}")
     return None
 
 
 def _show_triage(found: dict[str, Any]) -> None:
-    """Print each step that drops documents, with the bound that the labels prove."""
+    """Print each step that drops documents, with the upper bound of its false drops."""
     shares = ("leave", "lost_keep_rate", "certified_upper95", "false_drop_rate")
     rows = [
         [row["step"], f"{row['tau']:.4f}", row["labels_below"]]
@@ -179,7 +191,8 @@ def _show_triage(found: dict[str, Any]) -> None:
 
 
 def _show_graders(found: dict[str, Any]) -> None:
-    """Print what each possible grader would drop and keep, and how much of it is wrong."""
+    """Print which shares of documents each possible grader would drop and keep, and which share of
+    them is wrong."""
     if (choice := found.get("grader_choice")) is None:
         return
     names = ("false_drop_rate", "false_drop_rate_upper95", "precision_keep", "recall_keep")
@@ -231,7 +244,7 @@ def _model_run(arguments: argparse.Namespace, *needed: str) -> Run:
 
 
 def _given(run: Run, files: dict[str, Path | None]) -> dict[str, Path | None]:
-    """The label files from the command line; without any, the run's labels."""
+    """The label files that the command line names; if it names none, the run's labels."""
     return {k: path for k, path in files.items() if path is not None or not run.has_file}
 
 
@@ -257,8 +270,10 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     print("Spearman: with the oracle's scores, on documents outside the training labels", end="")
     print("; test labels are not used to choose a grader" if split == "test" else "")
     print("AUC: how often a document of the oracle's better half ranks above one of the other half")
-    print("top fifth: share of the grader's top fifth in the oracle's top fifth; by chance 0.20")
-    print("bottom fifth: share of the grader's bottom fifth in the oracle's better half")
+    print(
+        "top fifth: share of the grader's top fifth in the oracle's top fifth too; by chance 0.20"
+    )
+    print("bottom fifth: share of the grader's bottom fifth that is in the oracle's better half")
     print(_cost(costs))
 
 

@@ -37,7 +37,9 @@ def register(parts: Any) -> None:
 
     label = add_task(parts, "oracle-label", oracle_label, "score documents with the oracle")
     label.add_argument(
-        "--estimate", action="store_true", help="only print questions, tokens and cost"
+        "--estimate",
+        action="store_true",
+        help="only estimate questions, tokens and cost; ask nothing",
     )
     label.add_argument("--slices", nargs="+", metavar="train-00", help="only these slices")
     add_file_flags(label)
@@ -102,7 +104,9 @@ def add_task(
 def add_file_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of an input file that replaces the run's documents."""
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--input-docids", type=Path, metavar="SLICE", help="rows of document ids")
+    source.add_argument(
+        "--input-docids", type=Path, metavar="SLICE", help="file with one document id per row"
+    )
     source.add_argument("--input-jsonl", type=Path, metavar="FILE", help="rows with a text")
     parser.add_argument("--text-field", help="with --input-jsonl (default: text)")
     parser.add_argument("--id-field", help="with --input-jsonl (default: doc_id or id)")
@@ -153,7 +157,7 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
     from nmoe_core.tasks.hydra import merge_split
 
     run = run_of(arguments, "labels")
-    # Runs of earlier releases have no test split.
+    # Runs that an earlier release labelled have no test split.
     splits = [s for s in SPLITS if s != "test" or (run.tree.labels / s).is_dir()]
     return {split: merge_split(run, split) for split in splits}
 
@@ -212,7 +216,10 @@ def audit(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _show_errors(rows: list[dict[str, Any]]) -> None:
     print_rows(rows)
-    print("worth_keeping: share that the oracle would keep; among dropped documents: false drops")
+    print(
+        "worth_keeping: share of a row's documents that the oracle would keep; in rows of"
+        " dropped documents, these are the false drops"
+    )
 
 
 def find_status(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -232,7 +239,7 @@ def named_file(
     arguments: argparse.Namespace, what: str, of_run: Sequence[str], of_file: Sequence[str] = ()
 ) -> Any:
     """The input file that the command line names, or None for a run. Raises ConfigError if it names
-    neither a file nor a run, or if a flag does not apply to its choice."""
+    neither a file nor a run, or if a flag does not apply to the choice."""
     from nmoe_core.tasks.commands import InputFile
 
     texts = arguments.input_jsonl

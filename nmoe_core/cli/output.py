@@ -29,8 +29,9 @@ def add_verb(
 
 
 class PrintableStream:
-    """Standard output or error of a command. All text passes through `printable`, since any of it
-    may come from a stranger; a carriage return stays at either end, where progress lines put it."""
+    """Standard output or error of a command. All text passes through `printable`, since text from
+    data is not trusted. A carriage return at the start or the end is kept: progress lines need
+    it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -48,7 +49,7 @@ class PrintableStream:
 
 @contextmanager
 def printable_streams() -> Iterator[None]:
-    """Make everything `printable` that the block prints."""
+    """Pass everything that the block prints through `printable`."""
     with (
         redirect_stdout(cast("TextIO", PrintableStream(sys.stdout))),
         redirect_stderr(cast("TextIO", PrintableStream(sys.stderr))),
@@ -72,7 +73,7 @@ def print_facts(facts: Any, as_json: bool, show: Callable[[Any], None]) -> int:
 
 
 def in_line(value: object) -> str:
-    """A foreign value on one line, because its line breaks could forge lines of the output."""
+    """An untrusted value on one line, because line breaks in it could forge lines of the output."""
     return printable(str(value)).replace("\n", r"\n").replace("\t", r"\t")
 
 

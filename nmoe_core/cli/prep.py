@@ -51,7 +51,9 @@ _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards"
 def register(verbs: Any) -> None:
     mixture = add_verb(verbs, "prep-mixture", prep_mixture, "prepare every source of a mixture")
     mixture.add_argument("--stage", choices=("pretrain", "mid", "long"), help="only this stage")
-    mixture.add_argument("--splits", default="train,valid", help="train, valid or both")
+    mixture.add_argument(
+        "--splits", default="train,valid", help="splits to prepare: train, valid or both"
+    )
     mixture.add_argument(
         "--continue-on-error", action="store_true", help="skip sources that fail; exit 1 at the end"
     )
@@ -64,7 +66,9 @@ def register(verbs: Any) -> None:
     one.add_argument("--source", required=True, choices=_KINDS, help="kind of source")
     keys = {key.name: key for key in keys_of(SourceSpec)}
     add_keys(one, {flag: keys[name] for flag, name in _OF_SOURCE.items()})
-    one.add_argument("--output", required=True, type=Path, help="directory of manifest.json")
+    one.add_argument(
+        "--output", required=True, type=Path, help="directory that contains manifest.json"
+    )
     one.add_argument("--name", required=True, help="source name")
     _add_common(one)
     add_run_flags(one, _KEYS)
@@ -80,18 +84,20 @@ def _register_versions(verbs: Any) -> None:
     )
     restored = add_verb(parts, "restore", restore, "make an earlier version current", print_rows)
     for verb in (listed, compared, restored):
-        verb.add_argument("split", type=Path, help="directory of manifest.json")
-    compared.add_argument("old", metavar="VERSION", help="id, or the start of one")
+        verb.add_argument("split", type=Path, help="directory that contains manifest.json")
+    compared.add_argument("old", metavar="VERSION", help="id of a version, or its first characters")
     compared.add_argument("new", metavar="WITH", nargs="?", help="default: the current version")
-    restored.add_argument("version", metavar="VERSION", help="id, or the start of one")
+    restored.add_argument(
+        "version", metavar="VERSION", help="id of a version, or its first characters"
+    )
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--parallel", action="store_true", help="one worker per core, unless --workers is given"
+        "--parallel", action="store_true", help="use one worker per core, unless --workers is given"
     )
     parser.add_argument(
-        "--force", action="store_true", help="rebuild all shards, even current ones"
+        "--force", action="store_true", help="rebuild all shards, even those that are current"
     )
 
 
@@ -205,7 +211,7 @@ def _print_totals(run: Run, planned: Iterable[Any]) -> None:
         print("the time for Hugging Face datasets excludes the download")
     for part in planned:
         if part.exists:
-            print(f"{part.source}/{part.split}: exists; prep adds what is new or within budget")
+            print(f"{part.source}/{part.split}: exists; prep adds new documents, up to the budget")
     print(f"dry run, no file written; prep would write below {run.tree.data.absolute()}")
 
 

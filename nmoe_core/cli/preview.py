@@ -38,10 +38,15 @@ def register(verbs: Any) -> None:
     what = lineage.add_mutually_exclusive_group(required=True)
     what.add_argument("document", nargs="?", metavar="DOC_ID", help="document id or ingest id")
     what.add_argument("--step", type=int, metavar="N", help="step of the loader plan")
-    lineage.add_argument("--row", type=int, metavar="R", help="only row R of the step")
+    lineage.add_argument("--row", type=int, metavar="R", help="show only row R of the step")
     text = "path or URL of a loader plan, instead of --config; only with --step"
     lineage.add_argument("--plan", metavar="PLAN", help=text)
-    lineage.add_argument("--cache-dir", type=Path, metavar="DIR", help="cache for files of a URL")
+    lineage.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory for copies of files, if the plan is a URL",
+    )
     add_run_flags(lineage)
 
 
@@ -104,7 +109,8 @@ def print_outputs(outputs: Iterable[State]) -> None:
 
 
 def _print_splits(splits: Sequence[SplitState]) -> None:
-    """Print the splits that prep would make, estimated from a sample of each source."""
+    """Print the splits that prep would make; their sizes are estimated from a sample of each
+    source."""
     rows = []
     for part in splits:
         estimate = part.estimate

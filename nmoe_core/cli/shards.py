@@ -38,7 +38,9 @@ def register(verbs: Any) -> None:
     verify = add_verb(verbs, "verify", run_verify, "check the files of a manifest or plan")
     verify.add_argument("manifest", metavar="MANIFEST|PLAN", help="path or URL")
     verify.add_argument("--checksums", action="store_true", help="hash every file")
-    verify.add_argument("--deep", action="store_true", help="read every token, and hash every file")
+    verify.add_argument(
+        "--deep", action="store_true", help="read every token, and compare every file's SHA-256"
+    )
     verify.add_argument("--json", action="store_true")
 
     info = add_verb(verbs, "info", find_info, "show a manifest or plan", _show_info)
@@ -49,7 +51,7 @@ def register(verbs: Any) -> None:
     index.add_argument("shard", type=Path, help="the .npy file")
     index.add_argument("--eos-token-id", type=int, required=True)
     index.add_argument(
-        "--allow-tail", action="store_true", help="make tokens after the last EOS a document"
+        "--allow-tail", action="store_true", help="treat tokens after the last EOS as a document"
     )
 
     inspect = add_verb(verbs, "inspect", run_inspect, "look for tokenization defects in shards")
@@ -69,12 +71,12 @@ def register(verbs: Any) -> None:
     )
     inspect.add_argument("--tokenizer", help="with --sample, if the manifest's tokenizer is a file")
     inspect.add_argument("--seed", type=number(0), default=0, help="seed of the sample")
-    inspect.add_argument("--stats", action="store_true", help="show the token distribution")
+    inspect.add_argument("--stats", action="store_true", help="show the distribution of tokens")
     inspect.add_argument(
         "--min-coverage",
         type=_share,
         metavar="SHARE",
-        help="fail if the files use a smaller share of the vocabulary, 0 to 1",
+        help="fail if the files use a smaller share of the vocabulary than this, 0 to 1",
     )
     inspect.add_argument("--json", action="store_true")
 
@@ -83,7 +85,7 @@ def register(verbs: Any) -> None:
     for name, text in _FORMATS.items():
         form = add_verb(forms, name, run_export, text, _show_export)
         form.set_defaults(seq_len=None)
-        form.add_argument("manifest", type=Path, help="manifest of a split or of one shard")
+        form.add_argument("manifest", type=Path, help="manifest of a split or of a shard")
         form.add_argument("--output", type=Path, required=True, metavar="DIR")
         if name == "mds":
             text = "write windows of N tokens as samples (default: documents)"
@@ -103,7 +105,7 @@ def _manifest(path: Path) -> Manifest:
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Exit 1 and name every file that differs from the manifest."""
+    """Name every file that differs from the manifest; the exit status is then 1."""
     from nmoe_core.shards.publish.read import opened
 
     tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
@@ -178,7 +180,7 @@ def _show_index(facts: dict[str, Any]) -> None:
 
 
 def run_inspect(arguments: argparse.Namespace) -> int:
-    """Inspect files; exit 1 if a file has an issue or the coverage is too low."""
+    """Inspect files. The exit status is 1 if a file has an issue or the coverage is too low."""
     if arguments.manifest is not None:
         manifest = _manifest(arguments.manifest)
         seen = files_of_manifest(manifest)

@@ -18,7 +18,9 @@ def register(verbs: Any) -> None:
     )
     publish.add_argument("path", type=Path, metavar="PLAN|MANIFEST")
     publish.add_argument("url", metavar="URL", help="s3://, gs://, az://, http(s):// or file://")
-    publish.add_argument("--dry-run", action="store_true", help="only print what would be sent")
+    publish.add_argument(
+        "--dry-run", action="store_true", help="only print which files would be sent"
+    )
 
 
 def run_publish(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class DuplicatesTable(StrictModel):
 
     @property
     def identity(self) -> list[Any]:
-        """Every value that the rows depend on."""
+        """All values that determine the rows."""
         return [list(self.priority), self.jaccard, self.contained]
 
 

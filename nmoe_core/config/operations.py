@@ -15,7 +15,7 @@ Mode = Literal["off", "follow", "make"]
 
 
 class ChecksTable(StrictModel):
-    """`[checks]`: limits that asset checks enforce, and what a failed check does."""
+    """`[checks]`: limits that asset checks enforce, and the effect of a failed check."""
 
     levels: dict[str, Literal["block", "error", "warn"]] = Field(default_factory=dict)
     """Level of each check, by its name: `block` stops downstream assets, `error` and `warn` are
@@ -56,8 +56,8 @@ class ChecksTable(StrictModel):
 
 
 class AutomationTable(StrictModel):
-    """`[automation]`: what the daemon materialises automatically. Oracle labels and the topic model
-    are always materialised by hand."""
+    """`[automation]`: which assets the daemon materialises automatically. Oracle labels and the
+    topic model are always materialised by hand."""
 
     starts: bool = True
     """Whether sensors and schedules are on from the start; if not, each is switched on in the
@@ -100,7 +100,7 @@ class PublishTable(StrictModel):
 
 
 class RetentionTable(StrictModel):
-    """`[retention]`: Dagster runs that the job `retention` keeps, besides the runs that current
+    """`[retention]`: which Dagster runs the job `retention` keeps, besides the runs that current
     assets depend on."""
 
     keep_days: int = Field(default=30, ge=1)

@@ -20,7 +20,7 @@ from nmoe_core.config.tables import PathText
 
 
 class ModelTable(StrictModel):
-    """A checkpoint, and how this machine runs it."""
+    """A checkpoint, and how this machine runs the checkpoint."""
 
     checkpoint: PathText | None = None
     """Directory of the weights."""
@@ -50,7 +50,8 @@ class EngineOracleTable(ModelTable):
     """Reasoning effort."""
 
 
-# Request fields that another key sets, or that parsing of replies depends on.
+# Request fields that are not allowed here: another key sets them, or nmoe needs their values to
+# parse replies.
 _OWN_FIELDS = frozenset(
     {"model", "messages", "prompt", "max_tokens", "seed", "reasoning_effort", "stream", "n"}
 )

@@ -1,4 +1,4 @@
-"""Earlier names of keys, which this release still reads, each with a warning."""
+"""Earlier names of keys. This release still reads them, with a warning."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ RENAMED = {
 
 
 def with_current_verb(words: Sequence[str]) -> list[str]:
-    """The words of a command line; `hydra look` is `hydra review` now, and warns as
+    """The words of a command line; `hydra look` becomes `hydra review`, with a warning like that of
     `current_name`."""
     if list(words[:2]) != ["hydra", "look"]:
         return list(words)
@@ -42,14 +42,14 @@ def current_name(key: str) -> str:
 
 def with_current_names(table: Mapping[str, Any], where: object, prefix: str = "") -> dict[str, Any]:
     """A copy of nested tables in which every key has its current name; `prefix` is the table's
-    dotted name plus a dot. Warns as `current_name`. Raises ConfigError if a table has both names of
-    a key."""
+    dotted name plus a dot. Warns like `current_name`. Raises ConfigError if a table has both names
+    of a key."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = current_name(f"{prefix}{key}").removeprefix(prefix)
         if name != key and name in table:
             raise ConfigError(
-                "a key is set under both its names",
+                "a key is set under its current and its earlier name",
                 where=where,
                 found=f"{prefix}{key}; {key} is the earlier name of {name}",
                 do="remove the earlier name",

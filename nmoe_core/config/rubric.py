@@ -14,7 +14,8 @@ from nmoe_core.base.strict import StrictModel, validate
 
 _FOLDER = "configs/rubrics"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-# Other columns of grades and of the view of attributes; a dimension may not take their names.
+# Names that a dimension may not have: other columns of grades and of the view of attributes use
+# them.
 _TAKEN = ("doc_id", "source", "decision", "aggregated", "q_probe", "q_student", "early_exit")
 _TAKEN += ("aggregate", "all")
 
@@ -41,7 +42,8 @@ class Rubric(StrictModel):
 
     @classmethod
     def load(cls, path: Path) -> Rubric:
-        """Read a rubric file. Raises ConfigError if it is missing or malformed."""
+        """Read a rubric file. Read a rubric. Raises ConfigError if the file is missing or
+        malformed."""
         return validate(cls, read_toml(path), path)
 
     @field_validator("dimensions")
@@ -72,7 +74,7 @@ class Rubric(StrictModel):
         return sha256_json([self.name, self.version, self.instructions, self.answer, rows])
 
     def turned(self) -> Rubric:
-        """The same rubric with its dimensions in reverse order, for a second opinion."""
+        """The same rubric with its dimensions in reverse order, for a second labelling."""
         turned = self.model_copy()
         turned._is_turned = not self._is_turned
         return turned

@@ -3,8 +3,8 @@
 The flat keys at the top and `[data]` are the loader's: a trainer's `build_loader` reads them from
 the same file, by the same rules. The other tables belong to the platform's tasks. Relative paths
 are resolved against the project directory: the nearest ancestor of the file that contains
-nmoe.toml, workspace.yaml, pyproject.toml or .git, else the file's own directory. A bundled
-configuration resolves them against the working directory.
+nmoe.toml, workspace.yaml, pyproject.toml or .git, else the file's own directory. In a bundled
+configuration, relative paths are resolved against the working directory.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from nmoe_core.config.rubric import Rubric, find_rubric
 from nmoe_core.config.tables import CurationTable, PrepTable, SeenTable
 from nmoe_core.config.tree import Tree
 
-# Defaults of loader keys that a run may leave out.
+# Defaults of loader keys that a run's file may omit.
 LOADER_DEFAULTS = {"seq_len": 4096, "batch_size": 8, "tokenizer": DEFAULT_TOKENIZER}
 
 
 class RunConfig(StrictModel):
     """The tables of a run that belong to the platform."""
 
-    # Keys of the loader, which an error about an unknown key may suggest.
+    # The loader's keys, so that an error about an unknown key can suggest them.
     also_known: ClassVar = frozenset((*KEYS, "data"))
 
     prep: PrepTable = PrepTable()
@@ -78,10 +78,10 @@ class Run:
     """A checked configuration with its paths resolved.
 
     Args:
-        path: The TOML file, or the name of a bundled one (`demo`). If None, `settings` are the
-            whole configuration, and paths are resolved against the working directory.
+        path: The TOML file, or the name of a bundled configuration (`demo`). If None, `settings`
+            are the whole configuration, and paths are resolved against the working directory.
         settings: Values that override the file, by dotted key: `{"prep.workers": 4}`.
-        roots: Directories and files of the tree that are in another place, by their names in
+        roots: Directories and files of the run that are not at their usual path, by their names in
             `Tree`.
 
     Attributes:
@@ -90,7 +90,7 @@ class Run:
 
     Raises:
         ConfigError: The file, or a file that it names, is missing; a key is unknown; or a value is
-            out of range. Checkpoints may be missing here: only the tasks that load them need them.
+            out of range. Checkpoints may be missing: only the tasks that load them check for them.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Run:
                     f"the file of {key} does not exist",
                     where=self.path,
                     found=named,
-                    do="create the file, or name a bundled one",
+                    do="create the file, or name a bundled configuration",
                     code="E-CONFIG-MISSING",
                 )
         moved = {"data": self.loader.data_root, **(roots or {})}

@@ -56,10 +56,10 @@ class Key:
     def one(self, text: str) -> Any:
         """Parse one value, or one item of a list. Raises as `typed`."""
         if self.annotation is Any:
-            with contextlib.suppress(ValueError):  # a number of 5,000 digits raises it
+            with contextlib.suppress(ValueError):  # a number with 5,000 digits raises ValueError
                 return toml_table(f"value = {text}")["value"]
         if self.annotation is Any or self.is_path or self.choices:
-            return text  # the run validates it with its own error
+            return text  # the run validates the value with a better message
         kind = get_args(self.annotation)[0] if self.is_list else self.annotation
         try:
             return TypeAdapter(kind).validate_strings(text)
@@ -75,8 +75,8 @@ def run_keys() -> dict[str, Key]:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """Parse `key=value`. Raises ConfigError if `=` is missing or the key cannot have this value;
-    the run refuses unknown keys."""
+    """Parse `key=value`. Parse `key=value`. Raises ConfigError if `=` is missing or the key cannot
+    have this value. Accepts unknown keys, which the run refuses later."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError("not key=value", where="--set", found=repr(text))
@@ -86,7 +86,8 @@ def setting(text: str) -> tuple[str, Any]:
         return name, keys[name].typed(value)
     table = keys.get(name.rpartition(".")[0])  # a table whose keys the user chooses
     free = [key.name for key in keys.values() if key.annotation == dict[str, Any]]
-    if name.startswith(tuple(f"{above}." for above in free)):  # tables nested in such a table
+    # tables inside a table whose keys the user chooses
+    if name.startswith(tuple(f"{above}." for above in free)):
         return name, Key(name, Any, None, "", False).typed(value)
     if table is None or get_origin(table.annotation) is not dict:
         return name, value
@@ -125,8 +126,8 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
 def _text_below(model: type, name: str) -> str:
     """The text below a field in the source of its class.
 
-    pydantic can read it too, but does so for every model when its class is created. Each worker
-    would spend a tenth of a second on help that only the command line shows.
+    pydantic can read these texts too, but reads them for every model when its class is created:
+    each worker would spend a tenth of a second on help that only the command line shows.
     """
     owner = next(kind for kind in model.__mro__ if name in vars(kind).get("__annotations__", ()))
     return _texts_of(owner.__module__).get((owner.__name__, name), "")

@@ -46,7 +46,7 @@ PathText = Annotated[str, Field(min_length=1, pattern=r"^[^\x00]*$"), IS_LOCAL]
 
 
 class ShardKeys(StrictModel):
-    """Keys of `[prep]` that determine the content of shards, in every split."""
+    """Keys of `[prep]` that determine the content of shards, in both splits."""
 
     num_shards: int = Field(default=64, ge=1, le=9999)
     """Number of shards of the training split."""
@@ -140,7 +140,7 @@ class CurationTable(StrictModel):
 
     @property
     def can_spread_copies(self) -> bool:
-        """Whether the order may be `golden`, which spreads kept copies far apart."""
+        """Whether the order may be `golden`, which places kept copies far apart."""
         return self.stability != "insert_only" and self.order in ("auto", "golden")
 
     @field_validator("order", mode="before")

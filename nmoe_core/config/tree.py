@@ -101,11 +101,12 @@ class Tree:
         return self.data / source / split
 
     def manifest(self, source: str, split: str = "train") -> Path:
-        """The manifest of all shards of a split."""
+        """Path of the manifest of all shards of a split."""
         return self.split(source, split) / MANIFEST_NAME
 
     def source_digests(self, source: str, split: str) -> Path:
-        """Digests of the files that a split was made from, to recognise unchanged files."""
+        """File with digests of the files that a split was made from, to recognise unchanged
+        files."""
         return self.root / ".sources" / f"{source}.{split}.json"
 
     def shard(self, source: str, bucket: int, split: str = "train") -> ShardPaths:
@@ -130,7 +131,7 @@ class Tree:
         return self.curated_split(source) / MANIFEST_NAME
 
     def curation(self, source: str) -> Path:
-        """Counts and diversity of all curated shards of a source."""
+        """File with counts and diversity of all curated shards of a source."""
         return self.curated_split(source) / CURATION_NAME
 
     def source_slices(self, source: str) -> Path:
@@ -138,7 +139,7 @@ class Tree:
         return self.slices / "sources" / source
 
     def slice(self, split: str, number: int) -> Path:
-        """The document ids of one label shard."""
+        """Path of the document ids of one slice."""
         return self.slices / f"{split}_shard_{number:02d}"
 
     def label_shard(self, split: str, number: int) -> Path:
@@ -151,7 +152,8 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class ShardPaths:
-    """The paths of one shard of a split; only `train` has grades, topics and curated shards."""
+    """The paths of one shard of a split; grades, topics and curated shards exist for `train`
+    only."""
 
     tree: Tree
     source: str
@@ -168,7 +170,7 @@ class ShardPaths:
 
     @property
     def selection(self) -> Path:
-        """Result of the run's `where` for each document."""
+        """File with the result of the run's `where` for each document."""
         return self.attribute("selection")
 
     @property

@@ -61,7 +61,7 @@ class Encoder(NamedTuple):
             return [whole]
         parts = self._parts(text, whole)
         if len(parts) == 1 or any(part.failure for part in parts):
-            return [whole]  # short enough, or cannot be split
+            return [whole]  # the text is short enough, or cannot be split
         return [part._replace(part=number) for number, part in enumerate(parts, 1)]
 
     def _parts(self, text: str, whole: Encoded) -> list[Encoded]:
@@ -81,7 +81,7 @@ class Encoder(NamedTuple):
         return parts
 
     def _known(self, digests: Sequence[str]) -> dict[int, memoryview]:
-        """Ids of the texts that the split already has, by index."""
+        """Token ids of those texts that the split already has, by index."""
         if self.known is None:
             return {}
         found = self.known.find_texts(digests)
@@ -113,7 +113,7 @@ class Encoder(NamedTuple):
 
 
 def _document(sha256: str, text_bytes: int, ids: memoryview | str) -> Encoded:
-    """A document with these ids, or an empty one with the reason."""
+    """A document with these ids, or an empty document with the reason."""
     if isinstance(ids, str):
         return Encoded(sha256, text_bytes, memoryview(b""), failure=ids)
     return Encoded(sha256, text_bytes, ids)

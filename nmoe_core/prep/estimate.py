@@ -2,7 +2,7 @@
 
 The first block of each source is tokenised to measure tokens per byte and the speed of this
 machine. Hub datasets are not contacted, so an estimate needs no network. Every figure except the
-quotas is an estimate, and None if it would be a guess.
+quotas is an estimate, and is None if the sample does not allow an estimate.
 """
 
 import argparse
@@ -32,7 +32,8 @@ from nmoe_core.sources.spec import SourceSpec
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import load_tokenizer
 
-_EXTRA_BYTES_PER_TOKEN = 0.25  # index, lineage and manifests, at 600 tokens per document
+# bytes of index, lineage and manifests per token, at 600 tokens per document
+_EXTRA_BYTES_PER_TOKEN = 0.25
 _SAMPLE_BYTES = 1_000_000
 _MIN_SECONDS = 1e-3
 
@@ -66,8 +67,8 @@ class PlannedSplit:
 
 
 def plan_split(run: Run, source: SourcePlan, split: str) -> PlannedSplit:
-    """The estimate for one split; an error of its source becomes `problem`. Raises TokenizerError
-    as `shard_format`, since all sources share the tokenizer."""
+    """The estimate for one split; an error of its source becomes `problem`. Raises the
+    TokenizerError of `shard_format`, since all sources share the tokenizer."""
     settings = prep_settings(run, source, split)
     spec = source.spec
     bytes_per_token = shard_format(settings).integers.itemsize + _EXTRA_BYTES_PER_TOKEN

@@ -2,9 +2,9 @@
 
 `.prep/journal.json` beside the shards names the inputs of the pass, the position up to which
 everything is written, the length of every file at that position, and the counts. It is replaced
-every 0.25 to 3 seconds, which is a fiftieth of the time so far, after the files that it names are
-durable. So an interrupted run loses only the work since then. A thread does the fsync while the
-pass continues.
+every 0.25 to 3 seconds, namely after a fiftieth of the time so far, and after the files that it
+names are durable. So an interrupted run loses only the work since then. A thread does the fsync
+while the pass continues.
 """
 
 import os
@@ -25,7 +25,8 @@ INTERVAL_S = 3.0
 # A short pass has less to lose, so it commits more often.
 _FIRST_INTERVAL_S = 0.25
 _LOST_SHARE = 0.02
-# On a slow disk an fsync may take longer than the interval; it gets at most this share of the time.
+# On a slow disk an fsync may take longer than the interval; fsyncs take at most this share of the
+# time.
 _MAX_SHARE = 0.5
 _Entry = Callable[[], dict[str, Any]]  # returns the state
 _Flush = Callable[[], list[int]]  # flushes files; returns duplicate descriptors to fsync
@@ -44,7 +45,7 @@ class Journal:
         self.is_written = False
 
     def read(self) -> dict[str, Any] | None:
-        """The last commit; None if there is none or if it is damaged.
+        """The last commit; None if there is no journal or the journal is damaged.
 
         Without a journal the pass starts over, which costs time but gives the same bytes.
         """
@@ -79,7 +80,8 @@ class Journal:
         """Remove the journal and all staged files."""
         if self._thread is not None:
             self._thread.join()
-        self._path.unlink(missing_ok=True)  # removed first: without it, staged files are ignored
+        # the journal is removed first: without a journal, staged files are ignored
+        self._path.unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _commit(self, descriptors: list[int], entry: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ SPLITS = ("train", "valid")
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """One source to prepare: its settings, and the number of training tokens to take (None:
+    """One source to prepare, with its settings and the number of training tokens to take (None:
     all)."""
 
     spec: SourceSpec
@@ -94,7 +94,7 @@ class _Flow:
         whole_flow = sum(stage.num_tokens for stage in stages)
         budget = whole_flow if self.max_tokens == "flow" else parse_count(self.max_tokens)
         parts = quotas(budget, [shares[name] for name in names])
-        # At least one token, hence one document, so that rounding never removes a source.
+        # The budget is at least one token, and so one document: rounding never removes a source.
         return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
 
     def _specs(self, mixture: str) -> Iterator[SourceSpec]:

@@ -33,13 +33,15 @@ from nmoe_core.sources.records import START, Block, Position
 from nmoe_core.text.normalise import NORMALIZER
 
 _NUM_EXAMPLES = 3
-# With fewer records a share of bad ones means little; it is then checked only at the end of a pass.
+# With fewer records than this, the share of bad records means little, so it is checked only at the
+# end of a pass.
 _MIN_JUDGED = 10_000
 
 
 @dataclass
 class Counts:
-    """Journal entries of a pass besides its shards."""
+    """What the journal records of a pass apart from its shards: position, counts, examples of bad
+    records."""
 
     is_complete: bool = False
     position: Position = START
@@ -54,7 +56,7 @@ class Counts:
 
 
 class Pass:
-    """A pass; `entry` is the journal's state to resume from."""
+    """A pass over a source; `entry` is the state in the journal from which to resume."""
 
     def __init__(self, plan: PassPlan, journal: Journal, entry: dict[str, Any] | None) -> None:
         self.plan = plan
@@ -124,7 +126,7 @@ class Pass:
         plan = self.plan
         tables = self.journal.directory / KNOWN_NAME
         tables.mkdir(parents=True, exist_ok=True)
-        for path in tables.iterdir():  # left by an interrupted run
+        for path in tables.iterdir():  # an interrupted run may have left tables
             path.unlink()
         shards = []
         if plan.settings.reuse:

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a pass, and the test whether it can resume an earlier one."""
+"""Inputs and outputs of a pass, and the test whether a pass can resume an earlier pass."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,7 @@ class PassPlan:
 
 
 def _under_budget(entry: dict[str, Any], max_tokens: int | None) -> dict[str, Any]:
-    """The identity in a journal, with its budget replaced."""
+    """The identity in a journal, with the budget replaced by the current budget."""
     settings = entry["settings"] | {"max_tokens": max_tokens}
     fingerprints = entry["fingerprints"] | {"settings": sha256_json(settings)}
     return {"settings": settings, "fingerprints": fingerprints}

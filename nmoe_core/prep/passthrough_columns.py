@@ -2,7 +2,7 @@
 
 The type of a column is known only at the end of the source. Until then, the rows of a shard are
 consecutive Arrow streams in `.prep/columns/shard_NNNN.arrows`. The journal records the length of
-each file, the types so far, and the columns that no record has had yet.
+each file, the types so far, and the columns for which no record had a value yet.
 """
 
 import base64
@@ -93,7 +93,7 @@ class PassthroughColumns(StagedFiles):
         self.append(bucket, memoryview(sink.getvalue()))
 
     def require_all(self) -> None:
-        """Refuse columns that no record had (E-SOURCE-FIELD)."""
+        """Raise SourceError if a requested column is in no record (E-SOURCE-FIELD)."""
         if self.absent:
             raise SourceError(
                 "no record has a requested column",

@@ -4,9 +4,9 @@
     config = PrepConfig(output_dir="/data/fineweb_edu/train", dataset_name="fineweb_edu")
     manifest = ParallelPrepPipeline(source, config).run()
 
-It does the same as `nmoe prep`: the bytes are the same for any number of workers, a killed run can
-be resumed, and a second run does nothing. `run` opens the source and raises one NmoeError if input
-cannot be read.
+`run` does the same as `nmoe prep`: the bytes are the same for any number of workers, a killed run
+can be resumed, and a second run does nothing. `run` opens the source and raises one NmoeError if
+input cannot be read.
 """
 
 from collections.abc import Sequence
@@ -121,7 +121,7 @@ class PrepConfig(PrepSettings):
     force: bool = False
     """Make existing shards again."""
 
-    if not TYPE_CHECKING:  # a type checker sees the fields as arguments
+    if not TYPE_CHECKING:  # with this, a type checker knows the fields as arguments
 
         def __init__(self, **values: Any) -> None:
             with refusing(type(self), "PrepConfig"):

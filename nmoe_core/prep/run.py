@@ -65,12 +65,12 @@ from nmoe_core.text.tokenizer import load_tokenizer
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
 Existing = Literal["grow", "update", "remake"]
-# Errors that a retry may not meet again, so the work so far is kept.
+# Errors that may not occur again on a retry, so the work so far is kept.
 _PASSING = ("E-WORKER-LOST", "E-SOURCE-NETWORK")
 _LOG = logging.getLogger(__name__)
 _INEXACT = ("E-TOKENIZER-DRIFT",)  # a fast engine differs from the reference tokenizer
 _NAMED_FILES = 5
-# A worker reads about this much before the comparison with the reference is worth its time.
+# If a worker reads at least about this much, the comparison with the reference is worth its time.
 SAMPLED_BYTES = 10**9
 _DIGESTS_NAME = "digests.json"  # digests of the source's files, beside the journal
 
@@ -91,7 +91,7 @@ def prep_shards(
         settings: Settings that determine the bytes.
         split_dir: `{data_root}/{source}/{split}`.
         buckets: Shards to make; None for all.
-        existing: What to do with existing shards (complete or not) of other inputs: `grow` accepts
+        existing: What to do if shards of other inputs exist (complete or not): `grow` accepts
             a changed source or a larger budget and refuses other settings; `update` accepts every
             change; `remake` starts over, even for up-to-date shards. If all shards of a split with
             a manifest are made, the split is replaced atomically.
@@ -104,7 +104,7 @@ def prep_shards(
         ConfigError: There are more shards than this process may open files.
         LockedError: Another process is writing this split.
     """
-    split_dir = split_dir.resolve()  # if it is a link, its target is replaced
+    split_dir = split_dir.resolve()  # if the directory is a link, its target is replaced
     for directory in (split_dir, directory_beside(split_dir)):
         recall_digests(directory / STAGING_NAME / _DIGESTS_NAME)
     # Both take long: opening the source, and loading the tokenizer.
@@ -149,7 +149,7 @@ def prep_shards(
     except TokenizerError as error:
         if error.code not in _INEXACT or settings.engine == "reference":
             raise
-        # The engine may also have differed on texts before the sampled one.
+        # The engine may also have differed on texts before the sampled text.
         _LOG.warning("[%s] %s; this pass starts again with the reference", error.code, error)
         exact = settings.model_copy(update={"engine": "reference", "reuse": False})
         return prep_shards(split, exact, split_dir, buckets, existing, progress)
@@ -168,8 +168,8 @@ def shard_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) 
 
 
 def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> PrepReport:
-    """Run a pass, in the split's directory or beside it, and move its shards to their final
-    paths."""
+    """Run a pass that writes in the split's directory or beside it, then move the shards to their
+    final paths."""
     journal = Journal(plan.split_dir)
     split_dir = plan.old_dir
     is_swapped = plan.split_dir != split_dir
@@ -219,7 +219,7 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
     Shards of an earlier run with more shards are removed: the new manifest does not list them.
     """
     split_dir = split_dir.resolve()
-    with output_lock(split_dir):  # also removes the files of a killed writer
+    with output_lock(split_dir):  # the lock also removes the files of a killed writer
         committed = _commit_manifest(settings, shard_format(settings), split_dir)
         for shard_dir in sorted(split_dir.glob("shard_[0-9]*")):
             number = shard_dir.name.removeprefix("shard_")
@@ -247,7 +247,7 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
     work = None
     entry = journal.read()
     if entry is not None and plan.can_go_on_from(entry):
-        with suppress(FormatError):  # if the disk lost files of the journal, start over
+        with suppress(FormatError):  # start over if the disk lost files that the journal names
             work = Pass(plan, journal, entry)
     if work is None:
         journal.remove()
@@ -300,8 +300,8 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
 
 
 def _recorded_stop(plan: PassPlan) -> int | None:
-    """The row at which the last complete pass stopped; a pass over some of the shards with a budget
-    must stop there too."""
+    """The row at which the last complete pass stopped. A pass with a budget over only some of the
+    shards must stop at the same row."""
     for bucket in range(plan.settings.num_shards):
         path = plan.split_dir / shard_dir_name(bucket) / MANIFEST_NAME
         if recorded(path) == plan.fingerprints:

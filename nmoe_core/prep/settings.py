@@ -20,7 +20,7 @@ from nmoe_core.text.normalise import NORMALIZER
 from nmoe_core.text.tokenizer import load_tokenizer
 
 PREP_CODE = "prep/1"
-_OWN = Vocabulary()  # the tokenizer's own vocabulary
+_OWN = Vocabulary()  # None: the size of the tokenizer's vocabulary
 _IN_THE_BYTES = (
     *("name", "version", "tokenizer", "num_shards", "tokens_per_shard", "min_doc_tokens"),
     *("max_doc_tokens", "long_documents", "max_tokens", "on_error", "reading_digest"),
@@ -28,7 +28,8 @@ _IN_THE_BYTES = (
 
 
 class PrepSettings(ShardKeys):
-    """All settings, besides the source, that determine the bytes of shards; and the worker pool."""
+    """All settings, apart from the source, that determine the bytes of shards; and the settings of
+    the worker pool."""
 
     name: str = ""
     """Source name: letters, digits and underscores."""
@@ -93,9 +94,9 @@ def is_larger_budget(then: int | None, now: int | None) -> bool:
 
 
 def shard_format(settings: PrepSettings) -> ShardFormat:
-    """Tokenizer facts for a source's manifests. Raises TokenizerError if the configured vocabulary
-    size or EOS id differs from the tokenizer's (E-TOKENIZER-DRIFT), or its ids do not fit the
-    configured integer type (E-TOKENIZER-DTYPE)."""
+    """The facts about the tokenizer that a source's manifests record. Raises TokenizerError if the
+    configured vocabulary size or EOS id differs from the tokenizer's (E-TOKENIZER-DRIFT), or its
+    ids do not fit the configured integer type (E-TOKENIZER-DTYPE)."""
     own = settings.vocabulary
     tokenizer = load_tokenizer(settings.chosen)
     for name in ("vocab_size", "eos_token_id"):
@@ -140,7 +141,7 @@ def shard_format(settings: PrepSettings) -> ShardFormat:
 
 def format_fingerprints(settings: PrepSettings, fmt: ShardFormat) -> Fingerprints:
     """Fingerprints of the settings that determine a text's ids; for a tiktoken encoding with its
-    default EOS, only the tokenizer's fingerprint."""
+    default EOS, this is only the tokenizer's fingerprint."""
     found = {"tokenizer": fmt.tokenizer_fingerprint}
     if settings.chosen.is_file or settings.eos_token != "auto":
         found["eos_token_id"] = str(fmt.eos_token_id)

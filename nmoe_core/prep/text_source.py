@@ -52,7 +52,8 @@ def tokenised(source: TextSource, name: str, run: RunSettings) -> Path:
     target = cache / f"{safe}-{sha256_json(identity)[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / ".lock"), replacing(digests):
-        for left in cache.glob(f".{safe}-{'[0-9a-f]' * 16}"):  # left from text that has changed
+        # directories made from earlier versions of the text
+        for left in cache.glob(f".{safe}-{'[0-9a-f]' * 16}"):
             if left != _aside(target):
                 shutil.rmtree(left)
         keep_digests(digests, [p for opened, _ in splits.values() for p in opened.local_files()])
@@ -73,7 +74,7 @@ def _make(target: Path, splits: dict[str, Split], settings: PrepSettings) -> Non
             prep_shards(split, settings, aside / name)
             write_manifest(settings, aside / name)
             staged = Journal(aside / name).directory
-            if staged.exists():  # it could not be removed, and later runs would not try again
+            if staged.exists():  # remove the directory now: later runs would not try again
                 shutil.rmtree(staged)
     except NmoeError:
         shutil.rmtree(aside, ignore_errors=True)
@@ -88,7 +89,7 @@ def _settings(name: str, run: RunSettings) -> PrepSettings:
         name=name,
         tokenizer=tokenizer,
         eos_token="auto" if run.eos_token_id is None else run.eos_token_id,
-        num_shards=1,  # so that documents stay in order
+        num_shards=1,  # one shard, so that documents stay in order
         tokens_per_shard=_SHARD_TOKENS,
         min_doc_tokens=1,
         max_doc_tokens=_MAX_DOC_TOKENS,

@@ -108,7 +108,7 @@ class _Stored:
 
 
 class BlockTokenizer(NamedTuple):
-    """State that a worker creates once."""
+    """The state of a worker: tokenizer, settings and known documents; created once."""
 
     tokenizer: Tokenizer
     encoder: Encoder
@@ -220,7 +220,8 @@ def _by_shard(
     LINE_ROW rows, whose keys are taken from the records' `keys`."""
     order = np.argsort(np.array(stored.buckets, np.int32), kind="stable").tolist()
     rows = np.empty(len(order), LINE_ROW)
-    # Parts get key 0: a known line is copied as one document, which a part is not.
+    # Parts get key 0 (no key): a known line is copied as one whole document, but a part is not a
+    # whole document.
     keys = np.concatenate([keys, np.zeros((1, 2), keys.dtype)])
     rows["key"] = keys[[stored.records[i] for i in order]]
     rows["text_bytes"] = [stored.text_bytes[i] for i in order]
@@ -262,7 +263,7 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
 
 
 def _take_batch(texts: list[str]) -> list[str]:
-    """Remove a batch of texts from the front of the list; a long text is a batch of its own."""
+    """Remove a batch of texts from the front of the list; a long text forms a batch alone."""
     ends = np.cumsum([len(text) for text in texts])
     fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
     batch = texts[:fitting]
@@ -279,7 +280,7 @@ def _tokenize(
     stored: _Stored,
 ) -> None:
     """Tokenise one batch into documents; `columns` are the columns of its `records`. Empties
-    `texts`, so that long texts are not held in memory twice."""
+    `texts`, so that long texts are not in memory twice."""
     normal, encoded = normalize_batch(texts)
     texts.clear()
     stored.num_text_bytes += sum(map(len, encoded))
@@ -314,7 +315,7 @@ def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns
     least = worker.settings.min_doc_tokens
     most = worker.settings.max_doc_tokens
     outcomes = np.where(lengths > most, TRUNCATED, KEPT)
-    # A part is never filtered as too short: all of a long document is kept.
+    # A part is never dropped as too short, so that a long document is kept completely.
     outcomes[(lengths < least) & (columns.parts == 0)] = FILTERED
     outcomes[is_empty] = EMPTY
     outcomes[is_failed] = BAD

@@ -1,8 +1,8 @@
 """Earlier versions of a split: kept when it is replaced, then listed, compared or restored.
 
-Each is a complete tree beside the split, in `.train.versions/ID`, that any reader can use. Its
-manifest and shards are hard links, so files that two versions share are stored once. An id is the
-start of the manifest's content hash.
+Each version is a complete directory beside the split, in `.train.versions/ID`, that any reader can
+use. Its manifest and shards are hard links, so files that two versions share are stored once. An id
+is the start of the manifest's content hash.
 """
 
 import os
@@ -46,8 +46,8 @@ class Version(NamedTuple):
 
 
 def list_versions(split_dir: Path) -> list[Version]:
-    """The current version of a split, then the kept ones, newest first. Raises FormatError if the
-    split has no manifest (E-MANIFEST-MISSING)."""
+    """The current version of a split, then the kept earlier versions, newest first. Raises
+    FormatError if the split has no manifest (E-MANIFEST-MISSING)."""
     current = _version(split_dir, is_current=True)
     kept = [_version(path, is_current=False) for path in _kept(split_dir)]
     return [current, *(version for version in kept if version.id != current.id)]
@@ -70,11 +70,11 @@ def find_version(split_dir: Path, version_id: str) -> Version:
 
 def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None = None) -> None:
     """Keep the current version of a split and the newest earlier ones, at most `most` in total. If
-    the new version has the same content, it gets the manifest of the current one, with its creation
-    time. The caller holds the lock of the split."""
+    the new version has the same content, the new version gets the manifest and so the creation time
+    of the current version. The caller holds the lock of the split."""
     try:
         current = _version(split_dir, is_current=True)
-    except FormatError:  # readers would refuse it too
+    except FormatError:  # readers would refuse this version too
         return
     if new_dir is not None and _version(new_dir, is_current=False).id == current.id:
         write_bytes(new_dir / MANIFEST_NAME, read_file(current.manifest.path))
@@ -91,7 +91,8 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
     # The clock may have gone back: the current version is the newest regardless of its time.
     last_first = sorted(_kept(split_dir), key=lambda path: path.name != current.id)
     for path in last_first[most:] if most is not None else ():
-        old = path.with_name(f".{path.name}{TMP_MARK}old")  # a half-removed version is not listed
+        # renamed first: a version that is only partly removed must not be listed
+        old = path.with_name(f".{path.name}{TMP_MARK}old")
         os.replace(path, old)
         shutil.rmtree(old)
     if kept.exists() and not any(kept.iterdir()):
@@ -99,22 +100,23 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
 
 
 def half_kept(split_dir: Path) -> list[Path]:
-    """Remains of runs that were killed while they kept or removed a version."""
+    """Incomplete directories of runs that were killed while they kept or removed a version."""
     return list(_versions_dir(split_dir).glob(f".*{TMP_MARK}*"))
 
 
 def restore_version(split_dir: Path, version_id: str) -> Version:
-    """Make a kept version the current one, atomically, and keep the previous one. An interrupted
-    pass that would have replaced the split is dropped. Raises as `find_version`, and
-    LockedError."""
+    """Make a kept version the current one, atomically, and keep the previous one. The files of an
+    interrupted pass that would have replaced the split are deleted. Raises the errors of
+    `find_version`, and LockedError if another process is writing the split."""
     split_dir = split_dir.resolve()
     with output_lock(split_dir):
         version = find_version(split_dir, version_id)
         if version.is_current:
-            retire_beside(split_dir)  # left by a replacement that was killed after the exchange
+            # a replacement that was killed after the exchange may have left files
+            retire_beside(split_dir)
         else:
             keep_version(split_dir)
-            retire_beside(split_dir)  # files that prep did not make may be in it
+            retire_beside(split_dir)  # the directory may contain files that prep did not make
             _link_version(version.manifest.path.parent, directory_beside(split_dir))
             swap_in(split_dir)
     return _version(split_dir, is_current=True)

@@ -84,7 +84,7 @@ def write_attribute(
             last = first + rows.num_rows
             part = Documents(*(ids[first:last] for ids in documents))
             if len(part.doc_ids) != rows.num_rows:
-                break  # more rows than documents
+                break  # there are more rows than documents
             table = with_keys(part, rows.cast(schema))
             for column in table.columns:
                 _update(digest, column.combine_chunks())
@@ -126,7 +126,7 @@ def _read(path: Path, is_wanted: Callable[[str], bool]) -> pa.Table:
         names = [name for name in _footer(path, file).schema.names if is_wanted(name)]
         try:
             table = file.read(names, use_threads=False)
-            table.validate(full=True)  # also checks that texts are UTF-8
+            table.validate(full=True)  # full validation also checks that texts are UTF-8
             return table
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise _not_ours(path, one_line(error)) from None
@@ -158,7 +158,7 @@ def _footer(path: Path, file: pq.ParquetFile) -> Footer:
 
 
 def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:
-    """Rows with the key columns of attribute files added."""
+    """The rows, with the key columns of attribute files (`doc_id`, `text_sha256`) added."""
     hashes = documents.text_sha256
     if not isinstance(hashes, pa.Array):
         hashes = pa.array(map(bytes.fromhex, hashes), pa.binary(32))
@@ -194,7 +194,7 @@ def rows_digest(table: pa.Table) -> str:
 
 
 def find_footer(path: Path) -> Footer | None:
-    """As `read_footer`, but returns None if the file is missing or damaged."""
+    """Like `read_footer`, but returns None if the file is missing or damaged."""
     try:
         return read_footer(path)
     except FormatError:
@@ -237,7 +237,7 @@ def _not_ours(path: Path, found: str) -> FormatError:
         "not an attribute file",
         where=path,
         found=found,
-        do="delete it, then make the attribute again",
+        do="delete the file, then make the attribute again",
         code="E-ATTRIBUTE-FORMAT",
     )
 
@@ -285,7 +285,7 @@ def _bytes(array: pa.Array) -> bytes:
     try:
         width = array.type.bit_width // 8
         data = array.buffers()[1]
-    except ValueError:  # values of variable length
+    except ValueError:  # texts and byte strings, whose lengths vary
         array = array.cast(pa.large_binary())
         _, places, data = array.buffers()
         ends = np.frombuffer(places, np.int64)[array.offset :][: len(array) + 1]

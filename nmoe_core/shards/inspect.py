@@ -1,9 +1,9 @@
 """Finds tokenisation defects in shards: `nmoe inspect`.
 
-It counts tokens, EOS and doubled EOS per file, and on request the token distribution and a seeded
-sample of tokens in context. The input is a manifest, or a directory without one, in which index
-files give the document counts. A file that cannot be read is reported as an issue of that file.
-Files are read in chunks, so memory does not grow with the shard, except for one counter per
+Counts tokens, EOS and doubled EOS per file. On request, also shows the token distribution and a
+seeded sample of tokens in context. The input is a manifest, or a directory without one, in which
+index files give the document counts. A file that cannot be read is reported as an issue of that
+file. Files are read in chunks, so memory does not grow with the shard, except for one counter per
 vocabulary id.
 """
 
@@ -94,7 +94,7 @@ def files_of_directory(directory: Path) -> list[ShardInspection]:
 
 def inspect_shards(manifest: str | PathLike[str]) -> list[ShardInspection]:
     """Inspect the shard files of a manifest, given by its file or directory. Raises FormatError if
-    it is missing or cannot be read."""
+    the manifest is missing or cannot be read."""
     path = Path(manifest)
     named = load_manifest(path / MANIFEST_NAME if path.is_dir() else path)
     for file in (files := files_of_manifest(named)):
@@ -105,7 +105,7 @@ def inspect_shards(manifest: str | PathLike[str]) -> list[ShardInspection]:
 def inspect_file(
     seen: ShardInspection, eos_token_id: int, vocab_size: int, counts: np.ndarray | None = None
 ) -> None:
-    """Inspect one file; adds its token counts to `counts`, int64 `[vocab_size]`."""
+    """Inspect one file, and add the counts of its tokens to `counts`, int64 `[vocab_size]`."""
     try:
         tokens = open_shard(seen.path)
     except FormatError as error:
@@ -117,7 +117,7 @@ def inspect_file(
         chunk = tokens[start : start + CHUNK_TOKENS]
         is_eos = chunk == eos_token_id
         seen.num_eos += int(is_eos.sum())
-        # A pair across two chunks is counted with the later chunk.
+        # A doubled EOS across two chunks is counted with the later chunk.
         before = np.concatenate([[last_is_eos], is_eos[:-1]])
         seen.num_double_eos += _note(seen.double_eos, is_eos & before, start)
         last_is_eos = bool(is_eos[-1])
@@ -141,9 +141,9 @@ def token_statistics(counts: np.ndarray) -> dict[str, Any]:
 
 
 def open_tokenizer(own: str | None, asked: str | None) -> Tokenizer:
-    """The tokenizer to decode shards: the requested one, else `own`, which their manifest names.
-    Raises TokenizerError if a tokenizer file is requested or needed and differs from the shards'
-    tokenizer (E-TOKENIZER-OTHER), or as `load_tokenizer`."""
+    """The tokenizer that decodes shards: the requested tokenizer, else `own`, the tokenizer that
+    their manifest names. Raises TokenizerError if a tokenizer file is requested or needed and
+    differs from the shards' tokenizer (E-TOKENIZER-OTHER), or as `load_tokenizer`."""
     name = asked or own or DEFAULT_TOKENIZER
     tokenizer = load_tokenizer(TokenizerSettings(name, needs_eos=False))
     is_of_file = any((n or "").startswith("tokenizer-") for n in (own, tokenizer.name))
@@ -188,7 +188,8 @@ def sample_tokens(
 
 
 def _note(positions: list[int], found: np.ndarray, start: int) -> int:
-    """Add the first few positions at which `found` is true; return the number of all."""
+    """Add the first few positions at which `found` is true to a list; return the number of all
+    these positions."""
     places = np.flatnonzero(found)
     positions += (start + places[: _MAX_POSITIONS - len(positions)]).tolist()
     return len(places)

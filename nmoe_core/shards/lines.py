@@ -1,10 +1,11 @@
 """Keys of the records from which the documents of a shard were made: `.lines` in its directory.
 
 A pass over a source that grew reuses the documents of known records. A known JSON line need not be
-parsed: its key is its XXH3-128 hash, which includes the line's position if that is the document's
-id. The key of any other record is made of its id and raw text. The file only saves work and is not
-part of the shard: manifests do not list it. It records the digest of the reading settings and the
-checksums of the shard's files. Without it, all text is read and normalised again.
+parsed: its key is its XXH3-128 hash. The hash includes the line's position if the position is the
+document's id. The key of any other record is made of its id and raw text. The file only saves work
+and is not part of the shard: manifests do not list it. It records the digest of the reading
+settings and the checksums of the shard's files. Without this file, all text is read and normalised
+again.
 """
 
 import hashlib
@@ -55,14 +56,15 @@ def _mark(digests: Sequence[str]) -> bytes:
 
 
 class StagedLines(StagedFiles):
-    """The rows that a pass writes; `num_documents` are the documents of each shard so far."""
+    """The rows of `.lines` that a pass writes; `num_documents` is the number of documents of each
+    shard so far."""
 
     def __init__(self, directory: Path, num_documents: dict[int, int]) -> None:
         sizes = {bucket: n * LINE_ROW.itemsize for bucket, n in num_documents.items()}
         super().__init__(directory, ".lines", sizes)
 
     def sealed(self, bucket: int, digests: Sequence[str]) -> Iterator[bytes]:
-        """The content of a shard's file; `digests` are the digest of the reading settings and the
-        checksums of its token, index and ids files."""
+        """The content of a shard's `.lines` file. `digests` are the digest of the reading settings,
+        then the checksums of the shard's token, index and ids files."""
         yield _mark(digests)
         yield read_file(self.path(bucket))

@@ -45,7 +45,7 @@ def keep_equal_files(staged: Path, old_dir: Path | None, rows: Sequence[Row]) ->
 
 
 def link_or_copy(path: Path, to: Path) -> None:
-    """Make a hard link to a committed file, or a durable copy with its times."""
+    """Make a hard link to a committed file, or a durable copy with the same file times."""
     try:
         os.link(path, to)
     except OSError as error:

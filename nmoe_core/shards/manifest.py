@@ -1,8 +1,8 @@
 """Builds and combines `manifest.json`: one per `shard_NNNN/`, and one for the whole split.
 
 The fields of the published format come first, then our additional fields. `content_hash` covers
-everything except `created_at` and the hashes, so two runs over the same input have the same hash;
-`file_hash` also covers `created_at`.
+everything except `created_at` and the hashes, so two runs over the same input write the same
+`content_hash`; `file_hash` also covers `created_at`.
 """
 
 import os
@@ -37,7 +37,7 @@ _FILE_KEYS = ("path", "index_path", "ids_path")
 
 @dataclass(frozen=True, slots=True)
 class ShardFormat:
-    """Facts about tokens that every manifest of a source has."""
+    """The facts about tokens that every manifest of a source records."""
 
     dataset: str
     version: str
@@ -104,7 +104,7 @@ def combine_shards(
                 where=part.path,
                 found=other.get(key),
                 expected=f"{fingerprints.get(key)} as in {parts[0].path.parent.name}",
-                do="make the older shards again",
+                do="make the shards with the older inputs again",
                 code="E-MANIFEST-MIXED",
             )
     entries = [entry_row(entry, part.path.parent.name) for part in parts for entry in part.shards]
@@ -118,7 +118,8 @@ def shard_dirs(directory: Path) -> list[Path]:
 
 
 def source_infos(split_dir: Path) -> list[dict[str, Any]]:
-    """The `source_info` of each shard of a split that has a manifest, sorted by number."""
+    """The `source_info` of each shard of a split, sorted by number; shards without a manifest are
+    skipped."""
     manifests = [load_manifest(shard / MANIFEST_NAME) for shard in shard_dirs(split_dir)]
     return [manifest.extra.get("source_info", {}) for manifest in manifests]
 
@@ -142,7 +143,7 @@ def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any
     """Write a manifest, unless the committed one has the same content hash."""
     try:
         unchanged = load_manifest(path).extra.get("content_hash") == manifest["content_hash"]
-    except FormatError:  # missing, or readers would refuse it
+    except FormatError:  # the manifest is missing, or readers would refuse it
         unchanged = False
     if not unchanged:
         write_json(path, manifest)
@@ -152,9 +153,9 @@ def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any
 def documents_digest(manifest: Manifest) -> str:
     """SHA-256 of a manifest's documents: of the checksums of its files and their vocabulary.
 
-    Later tasks detect changed input only by this digest. Unlike `content_digest`, it does not cover
-    the inputs of the shards: if one record is edited, prep writes every manifest of the source
-    again, but the bytes of only one shard differ.
+    Later tasks detect changed input only by this digest. Unlike `content_digest`, this digest does
+    not cover the inputs of the shards: if one record is edited, prep writes every manifest of the
+    source again, but the bytes of only one shard change.
     """
     keys = ("path", "num_tokens", "num_documents", "checksum", "index_checksum", "ids_checksum")
     files = [{key: entry_row(entry).get(key) for key in keys} for entry in manifest.shards]
@@ -233,8 +234,8 @@ def named_files(row: dict[str, Any]) -> dict[str, str | None]:
 
 
 def files_beside(manifest: Manifest) -> dict[str, str | None]:
-    """As `named_files`, for the files beside the shards of a manifest: passthrough columns,
-    lineage."""
+    """Like `named_files`, for the files of a manifest that are not token shards: passthrough
+    columns, lineage."""
     info = manifest.extra.get("source_info")
     named = named_files(info) if isinstance(info, dict) else {}
     return {name: checksum for name, checksum in named.items() if checksum is not None}

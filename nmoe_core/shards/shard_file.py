@@ -1,7 +1,7 @@
 """Writes one `.npy` file with its index and ids: appends first, and writes the headers at the end.
 
-Memory does not grow with tokens or documents. Another process can resume from a `state`, to which
-it truncates the files. A lost index can be rebuilt from the shard alone.
+Memory does not grow with tokens or documents. Another process can resume from a saved `state`: it
+truncates the files to the lengths in the state. A lost index can be rebuilt from the shard alone.
 """
 
 import os
@@ -49,7 +49,8 @@ def id_line(ingest_id: str, text_sha256: str) -> bytes:
 
 
 def id_lines(ingest_ids: Sequence[str], text_sha256s: Sequence[str]) -> list[bytes]:
-    """As `id_line` for many documents; checks all ids together for characters that JSON escapes."""
+    """Like `id_line`, for many documents; all ids are checked together for characters that JSON
+    escapes."""
     together = "".join(ingest_ids)
     is_plain = together.isascii() and together.isprintable()
     rows = zip(ingest_ids, text_sha256s, strict=True)
@@ -60,7 +61,8 @@ def id_lines(ingest_ids: Sequence[str], text_sha256s: Sequence[str]) -> list[byt
 
 def seal_file(path: Path) -> str:
     """Make a file durable; return its SHA-256."""
-    digest = sha256_file(path)  # hash while the system writes the file to disk
+    # start the write first, to hash while the system writes the file to disk
+    digest = sha256_file(path)
     with open_file(path) as file:
         failpoint("fsync")
         os.fsync(file.fileno())
@@ -82,7 +84,7 @@ class OpenShardFile:
             INDEX_HEADER.size + 16 * self.num_documents,
             self.ids_bytes,
         )
-        if self.npy.exists():  # its writer was killed between `publish` and the commit
+        if self.npy.exists():  # the writer of this file was killed between `publish` and the commit
             self.npy.rename(self._part)
         for path, size_bytes in zip(self.paths(), sizes):
             if self.num_documents:
@@ -150,7 +152,7 @@ class OpenShardFile:
 
 
 def require_size(path: Path, size_bytes: int) -> None:
-    """Refuse a file that is shorter than a journal says (E-PREP-JOURNAL)."""
+    """Raise FormatError if a file is shorter than the journal says (E-PREP-JOURNAL)."""
     found = path.stat().st_size if path.exists() else 0
     if found < size_bytes:
         raise FormatError(
@@ -172,9 +174,9 @@ def open_at(path: Path, size_bytes: int) -> IO[bytes]:
 
 
 class StagedFiles:
-    """The files that a pass appends to, one per shard: `shard_NNNN{suffix}` in `directory`. They
-    are first truncated to `sizes`, which is then updated. Raises FormatError if a file is shorter
-    (E-PREP-JOURNAL)."""
+    """The files that a pass appends to, one per shard: `shard_NNNN{suffix}` in `directory`. The
+    files are first truncated to `sizes`. Later appends update `sizes`. Raises FormatError if a file
+    is shorter than in `sizes` (E-PREP-JOURNAL)."""
 
     def __init__(self, directory: Path, suffix: str, sizes: dict[int, int]) -> None:
         self.directory = directory
@@ -236,7 +238,8 @@ class IndexWriter:
         self._ends = array("Q")
 
     def add_document(self, start: int, end: int) -> None:
-        """Append a span; it must be non-empty and start at the end of the previous span."""
+        """Append the span of a document. It must not be empty, and must start at the end of the
+        previous span."""
         last = self._ends[-1] if self._ends else 0
         if start != last or end <= start:
             raise FormatError(
@@ -282,7 +285,7 @@ def regenerate_index(
                 where=shard,
                 found=f"{num_tail} tokens",
                 expected="a shard that ends with an EOS",
-                do="check --eos-token-id, or use --allow-tail to make them a document",
+                do="check --eos-token-id, or use --allow-tail to treat these tokens as a document",
                 code="E-SHARD-TAIL",
             )
         if num_tail:

@@ -1,8 +1,8 @@
 """Checks that a manifest's files match it: `nmoe verify`, and the blocking asset checks.
 
-By default it reads headers, sizes, indexes, and the manifests of the shards of a split. `checksums`
-also hashes every file that a manifest names, and `deep` also reads every token. All problems are
-reported, not only the first. Memory: one chunk of 2**24 tokens.
+By default the check reads headers, sizes, indexes, and the manifests of the shards of a split.
+`checksums` also hashes every file that a manifest names, and `deep` also reads every token. All
+problems are reported, not only the first. Memory: one chunk of 2**24 tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +30,7 @@ _SHARED += ("tokenizer_fingerprint", "fingerprints", "schema_version", "pipeline
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One difference from the manifest; `check` is the name of the violated rule."""
+    """One difference between a file and the manifest; `check` is the name of the violated rule."""
 
     check: str
     error: FormatError
@@ -56,10 +56,10 @@ def verify_manifest(
 ) -> list[Problem]:
     """All problems of a manifest's files; empty if there are none.
 
-    `checksums` hashes every file. `deep` does too, and checks every token: EOS must be at the end
-    of each document and nowhere else, and every id inside the vocabulary. `at_hand` copies files of
-    a manifest to this machine while they are checked: completely or, with False, only their size
-    and first bytes.
+    `checksums` hashes every file. `deep` also hashes every file, and checks every token: EOS must
+    be at the end of each document and nowhere else, and every id inside the vocabulary. `at_hand`
+    copies files of a manifest to this machine while they are checked: completely or, with False,
+    only their size and first bytes.
     """
     problems = list(_unknown_files(manifest))
     is_whole = checksums or deep
@@ -84,11 +84,12 @@ def verify_manifest(
 
 
 def shard_manifests(manifest: Manifest) -> dict[str, bool]:
-    """Names of the manifests of a split's shards, and whether each must exist: trees of other tools
-    may lack them."""
+    """Names of the manifests of a split's shards, and whether each must exist: directories that
+    other tools wrote may lack them."""
     below = {PurePosixPath(entry.path).parent.as_posix() for entry in manifest.shards} - {"."}
     ours: set[str] = set()
-    if "pipeline_version" in manifest.extra:  # prep wrote this manifest, and its hash protects it
+    # prep wrote this manifest, and the hash in it protects it
+    if "pipeline_version" in manifest.extra:
         num_buckets = manifest.extra.get("source_info", {}).get("num_buckets", 0)
         ours = {shard_dir_name(bucket) for bucket in range(num_buckets)}
     return {f"{name}/{MANIFEST_NAME}": name in ours for name in sorted(below | ours)}
@@ -112,7 +113,7 @@ def _shard_manifests(manifest: Manifest) -> tuple[list[Manifest], list[Problem]]
 
 
 def _require_same(manifest: Manifest, part: Manifest, directory: str) -> None:
-    """Refuse a shard manifest that differs from the manifest of its split."""
+    """Raise FormatError if a shard manifest differs from the manifest of its split."""
     above = [e for e in manifest.shards if PurePosixPath(e.path).parent.as_posix() == directory]
     rows = [entry_row(entry, directory) for entry in part.shards]
     if rows != [entry_row(entry) for entry in above]:
@@ -169,7 +170,7 @@ def _digests(
         found = sha256_file(path) if path.is_file() else "no file"
         if found != expected:
             error = FormatError(
-                "SHA-256 differs from the recorded one",
+                "SHA-256 differs from the recorded SHA-256",
                 where=path,
                 found=found,
                 expected=expected,

@@ -1,8 +1,9 @@
 """Writes one shard directory: `.npy` token files, `.idx` boundaries, `.ids.jsonl` lineage.
 
 A new file is started before a document would exceed `tokens_per_shard`, so documents never span
-files. Each document ends with exactly one EOS. The directory is written beside the final one and
-then swapped in atomically, with its manifest. Another process can resume from a `state`.
+files. Each document ends with exactly one EOS. The shard is written in another directory, which
+then replaces the final directory atomically, with its manifest. Another process can resume from a
+saved `state`.
 """
 
 import shutil
@@ -27,7 +28,7 @@ class ShardWriter:
 
     Args:
         directory: Final directory, `.../shard_NNNN`.
-        fmt: Source name, version and tokenizer facts.
+        fmt: Source name, version and facts about the tokenizer.
         tokens_per_shard: Maximum tokens in one file.
         staged: Directory in which the shard is made; None for a hidden directory beside the final
             one.
@@ -74,9 +75,9 @@ class ShardWriter:
         return self._staged
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
-        """Append one document, uint32 `[length]`, and its EOS unless it ends with it already.
-        Raises FormatError if EOS is inside the document, an id is outside the vocabulary, or the
-        document is longer than a file (E-SHARD-DOCUMENT)."""
+        """Append one document, uint32 `[length]`. If it does not end with EOS, EOS is added. Raises
+        FormatError if EOS is inside the document, an id is outside the vocabulary, or the document
+        is longer than a file (E-SHARD-DOCUMENT)."""
         eos = self.fmt.eos_token_id
         if len(tokens) and tokens[-1] == eos:
             tokens = tokens[:-1]
@@ -170,7 +171,8 @@ class ShardWriter:
         entries = [file.publish(*(next(digests) for _ in file.paths())) for file in self._full]
         made_at = keep_equal_files(self._staged, old_dir, [*entries, source_info])
         manifest = build_manifest(self.fmt, entries, fingerprints, source_info, made_at)
-        write_json(self._staged / MANIFEST_NAME, manifest)  # also syncs the directory
+        # writing the manifest also syncs the directory
+        write_json(self._staged / MANIFEST_NAME, manifest)
         replace_dir(self._staged, self.directory)
         return manifest
 
@@ -179,7 +181,7 @@ class ShardWriter:
         return self.commit([seal_file(path) for path in self.close()], fingerprints, source_info)
 
     def discard(self) -> None:
-        """Delete everything written; an earlier version of the shard stays."""
+        """Delete everything written; an earlier version of the shard is not deleted."""
         self.suspend()
         shutil.rmtree(self._staged, ignore_errors=True)
 

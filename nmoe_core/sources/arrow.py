@@ -33,7 +33,9 @@ from nmoe_core.sources.storage import SourceFile
 
 _FILE_MAGIC = b"ARROW1"
 _OLD_MAGIC = b"FEA1"
-_MANY_BATCHES = 1000  # above this number, read the dictionary to learn how many rows fit a batch
+# if a row group might need more batches than this, read its dictionary to learn how many rows fit a
+# batch
+_MANY_BATCHES = 1000
 _MAX_GROWTH = 1000  # maximum ratio of decoded bytes to file bytes; gzip reaches about as much
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -91,7 +93,7 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         raise NotImplementedError
 
     def _first_batches(self, file: SourceFile) -> Iterator[Any]:
-        """Record batches with all columns; the first one has rows."""
+        """Record batches with all columns; the first batch has rows."""
         raise NotImplementedError
 
     def _pieces(self, file: SourceFile, lines: range, batches: Iterable[Any]) -> Iterator[Any]:
@@ -99,7 +101,8 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         with self._errors(file):
             for batch in batches:
                 for columns in cut_batch(batch, self.reading):
-                    if columns.nbytes > self.reading.max_record_bytes:  # it has only one row, then
+                    # a batch of this size has only one row
+                    if columns.nbytes > self.reading.max_record_bytes:
                         raise self.reading.too_long(f"{file.where}: row {line}")
                     line += len(columns)
                     yield columns
@@ -139,7 +142,9 @@ class ParquetSource(_ColumnsSource):
             counts = [group.num_rows for group in groups]
             total = parquet.metadata.num_rows
             if any(count < 0 for count in counts) or sum(counts) != total:
-                raise self._torn(file, "the row groups do not add up to the file's rows")
+                raise self._torn(
+                    file, "the rows of all row groups do not add up to the file's number of rows"
+                )
             check_fields(parquet.schema_arrow, self.reading, file.where)
             leaves = (parquet.schema.column(i).path for i in range(len(parquet.schema)))
             names = [path for path in leaves if path in self.reading.columns]
@@ -161,9 +166,8 @@ class ParquetSource(_ColumnsSource):
             yield from _joined(rows, SAMPLED_RECORDS)
 
     def _batches(self, parquet: Any, probe: Any, number: int) -> Iterator[Any]:
-        """The batches of a row group. The number of rows per batch is limited such that they fit
-        the limit of one record together, because all rows may refer to one value that is stored
-        once."""
+        """The batches of a row group. The rows of a batch together fit the limit of one record,
+        because all rows may refer to one value that is stored once."""
         group = parquet.metadata.row_group(number)
         limit = self.reading.max_record_bytes
         which = {"row_groups": [number], "columns": self.reading.columns, "use_threads": False}
@@ -179,7 +183,8 @@ class ParquetSource(_ColumnsSource):
 
 
 def _batch_rows(group: Any) -> int:
-    """Number of rows of a row group that make a few blocks, if texts are most of a row.
+    """Number of rows of a row group that give a few blocks, under the assumption that texts are
+    most of a row.
 
     Uses the size of the row group: reading the size of one column from a damaged footer aborts the
     process.
@@ -189,7 +194,7 @@ def _batch_rows(group: Any) -> int:
 
 
 def _joined(batches: Iterable[Any], most_rows: int) -> Iterator[Any]:
-    """Small batches, joined into batches that make a few blocks each."""
+    """Join small batches into batches that give a few blocks each."""
     import pyarrow as pa
 
     held = []
@@ -258,8 +263,8 @@ class ArrowSource(_ColumnsSource):
 
 
 def _require_end(stream: Any, file: SourceFile) -> None:
-    """Refuse a stream without end marker: if it is cut between batches, it looks like a shorter
-    stream."""
+    """Raise SourceError if a stream has no end marker: a stream that was cut between batches looks
+    like a shorter stream."""
     stream.seek(max(0, file.size_bytes() - len(_END_OF_STREAM)))
     if stream.read(len(_END_OF_STREAM)) != _END_OF_STREAM:
         raise SourceError(
@@ -280,7 +285,7 @@ def _opened(file: SourceFile) -> Iterator[Any]:
         return
     if not file.size_bytes():
         raise SourceError("file is empty", where=file.where, code="E-SOURCE-TORN")
-    with file.open():  # raises the common error if the file is missing
+    with file.open():  # raises the same error as other sources if the file is missing
         mapped = pa.memory_map(regular(str(file.path)))
     try:
         yield mapped

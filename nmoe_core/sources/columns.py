@@ -29,7 +29,7 @@ MAX_BLOCK_ROWS = 8192
 
 
 class Place(NamedTuple):
-    """Origin of rows: the file's name in errors, and the prefix of ids."""
+    """The origin of rows: the file's name in errors, and the prefix of ids."""
 
     where: str
     id_prefix: str
@@ -90,7 +90,8 @@ class ColumnsBlock(Block):
 def column_blocks(
     reading: Reading, place: Place, groups: Iterable[Group], start: Position
 ) -> Iterator[ColumnsBlock]:
-    """The blocks of a file from `start` on, which is in the first group."""
+    """The blocks of a file from the position `start` on; `start` is in the first of the
+    `groups`."""
     rows_before = start.row - start.line
     for group in groups:
         line = group.first_line
@@ -107,8 +108,8 @@ def column_blocks(
 
 
 def check_fields(schema: Any, reading: Reading, where: str) -> None:
-    """Refuse a schema without the fields, or with fields of a wrong type. Raises SourceError with
-    the existing columns (E-SOURCE-FIELD)."""
+    """Raise SourceError, with the existing columns, if a schema lacks a field or a field has a
+    wrong type (E-SOURCE-FIELD)."""
     import pyarrow as pa
 
     for name, is_text in ((reading.text_field, True), (reading.id_field, False)):
@@ -172,8 +173,8 @@ def field_names(schema: Any) -> list[str]:
 
 
 def batch_samples(batch: Any) -> list[Sample]:
-    """The first rows of a batch, fewer if their texts share long values; a text that is not UTF-8
-    is None."""
+    """The first rows of a batch, fewer if their texts share long values; the text is None if it is
+    not UTF-8."""
     import pyarrow as pa
 
     batch = batch.slice(0, SAMPLED_RECORDS)
@@ -230,8 +231,8 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
 
 
 def longest_shared(row: Any, names: Sequence[str]) -> int | None:
-    """Bytes of the longest value in the dictionaries of the columns, of which one row was read.
-    None if a dictionary has only the row's value and so may be incomplete."""
+    """The size in bytes of the longest value in the columns' dictionaries, from a batch of one row.
+    None if a dictionary has only this row's value: it may be incomplete."""
     import pyarrow as pa
 
     longest = 0
@@ -256,8 +257,8 @@ def _values(pa: Any, array: Any, path: list[str]) -> Any:
 
 
 def _unshared(pa: Any, columns: Any) -> Iterator[Any]:
-    """The rows without dictionaries and views, in pieces of about 8 MiB after expansion: every row
-    of a small file may refer to one long value."""
+    """The rows with dictionaries and views replaced by the values, in pieces of about 8 MiB. Values
+    are replaced piece by piece, since every row of a small file may refer to one long value."""
     sizes = np.zeros(len(columns), np.int64)
     for array in columns.columns:
         sizes += _shared_bytes(pa, array)
@@ -272,7 +273,7 @@ def _unshared(pa: Any, columns: Any) -> Iterator[Any]:
 
 
 def _shared_bytes(pa: Any, array: Any) -> np.ndarray | int:
-    """Bytes of each row's value if rows may share values: int64 `[rows]`; else 0."""
+    """If rows may share values, the size of each row's value in bytes: int64 `[rows]`; else 0."""
     if array.type == pa.binary_view():
         return _lengths(pa, array)
     if not pa.types.is_dictionary(array.type):

@@ -1,7 +1,7 @@
 """Finds the sources at a path: a directory, a file, or a hub dataset.
 
-Every file below a directory is classified as training data, as held out (its name marks a
-validation or test split), or as left out, with a reason. Files of one kind below one directory form
+Every file below a directory gets one of three uses: training data; held out, because its name marks
+a validation or test split; or left out, with a reason. Files of one kind below one directory form
 one source, and so do files in the same directory whose names differ only in numbers.
 """
 
@@ -57,15 +57,15 @@ class InputFile:
     source: str | None = None
 
     def leave_out(self, reason: str) -> None:
-        """Use it neither for training nor for validation."""
+        """Use the file neither for training nor for validation."""
         self.use = "left out"
         self.reason = encodable(" ".join(reason.split()))
 
 
 @dataclass(slots=True)
 class Inputs:
-    """The inputs at a path: files, and sources whose patterns and text field are not determined
-    yet."""
+    """The inputs at a path: files, and sources; the patterns and text fields of the sources are not
+    set yet."""
 
     specs: list[SourceSpec]
     files: list[InputFile]
@@ -113,7 +113,7 @@ def discover(
 
 
 def _seen(top: Path, output: Path) -> list[InputFile]:
-    """All files below a directory; files that no source can read are marked as left out."""
+    """All files below a directory; files that no source can read get the use "left out"."""
     files: list[InputFile] = []
     reasons = {os.fspath(top): ""}
     refused: list[OSError] = []
@@ -125,7 +125,7 @@ def _seen(top: Path, output: Path) -> list[InputFile]:
             if path.is_symlink():
                 names.append(name)
         for name in sorted(names):
-            with suppress(FileNotFoundError):  # it was deleted in the meantime
+            with suppress(FileNotFoundError):  # the file was deleted in the meantime
                 files.append(_seen_file(Path(directory, name), top, reasons[directory]))
     for error in refused:
         path = Path(os.fsdecode(error.filename))

@@ -1,6 +1,6 @@
 """Base class of sources made of files, and the kind `files` with one document per file.
 
-Each kind cuts one file into blocks; the base class handles lists of files. A text file is plain or
+A subclass cuts one file into blocks; the base class handles lists of files. A text file is plain or
 compressed (`.gz`, `.zst`, `.bz2`, `.xz`), and its path is the id of its document.
 """
 
@@ -48,7 +48,7 @@ class FileSource(Source, Generic[FileBlock]):
         return sum(file.size_bytes() for file in self.files)
 
     def blocks(self, start: Position = START) -> Iterator[FileBlock]:
-        """Blocks of about 2 MiB; data before `start` are skipped as fast as the kind allows."""
+        """Blocks of about 2 MiB; data before `start` are skipped as fast as the format allows."""
         row = start.row
         for number in range(start.file, len(self.files)):
             after = start if number == start.file else Position(number, row=row)

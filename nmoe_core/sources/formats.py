@@ -33,8 +33,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """The suffixes of content and compression, as spelled: `.jsonl`, `.zst`. The suffix of an
-    unsupported compression is returned as the content suffix."""
+    """The suffixes of content and compression, as the file name spells them: `.jsonl`, `.zst`. The
+    suffix of an unsupported compression is returned as the content suffix."""
     outer = PurePath(name).suffix
     outer = outer if outer.lower() in COMPRESSED else ""
     return PurePath(name.removesuffix(outer)).suffix, outer
@@ -56,8 +56,8 @@ def why_unread(name: str) -> str:
 
 
 def split_of(name: str) -> Split | None:
-    """`train`, `valid` or `test` if a word of the name (without suffixes) says so; if several do,
-    `test` wins over `valid`, and `valid` over `train`."""
+    """`train`, `valid` or `test` if a word of the name (without suffixes) says so; if the name has
+    several such words, `test` wins over `valid`, and `valid` over `train`."""
     words = {_SPLITS.get(word) for word in _WORD.findall(name.lower())}
     order: tuple[Split, ...] = ("test", "valid", "train")
     return next((split for split in order if split in words), None)

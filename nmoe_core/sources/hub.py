@@ -2,8 +2,8 @@
 
 A local directory written by `save_to_disk` is memory-mapped; any other local directory is streamed.
 A hub id is resolved to a commit once, and only that commit is read. Files are downloaded one by one
-when they are reached, and stay in the cache (`hub_files`). They are streamed instead if they are
-not plain files or `hf_streaming` is set.
+when reading reaches them, and stay in the cache (`hub_files`). If `hf_streaming` is set or the data
+are not plain files, they are streamed instead.
 """
 
 import re
@@ -164,11 +164,11 @@ class DatasetsSource(Source):
                 refuse_foreign([one["filename"] for one in saved.cache_files], directory, self.spec)
                 return saved
             return self._builder.as_streaming_dataset(self.split)
-        except IndexError as error:  # the library raises it for a dataset without files
+        except IndexError as error:  # the library raises this error for a dataset without files
             raise SourceError(
                 "dataset was saved without rows",
                 where=self.dataset,
-                do="save it with rows, or name another dataset",
+                do="save the dataset with rows, or name another dataset",
                 code="E-SOURCE-EMPTY",
             ) from error
         except _errors() as error:
@@ -220,8 +220,8 @@ class DatasetsSource(Source):
         return datasets
 
     def _error(self, what: str, error: Exception, code: str) -> SourceError:
-        """Convert an error of the libraries; the code is `code`, unless a file or dataset is
-        missing or the network failed."""
+        """Convert an error of the libraries; the error's code is `code`, unless a file or dataset
+        is missing or the network failed."""
         from huggingface_hub import errors
 
         do = None
@@ -240,13 +240,14 @@ class DatasetsSource(Source):
 def _network_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Versions of the client use different HTTP libraries; the base classes of its error include the
-    # error class of that library.
+    # Versions of the client use different HTTP libraries. The base classes of the client's error
+    # include the error class of the library that it uses.
     return OSError, *HfHubHTTPError.__bases__
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """Errors of opening and reading; CastError, ArrowInvalid and others are ValueErrors."""
+    """The errors that opening and reading may raise; CastError, ArrowInvalid and others are
+    ValueErrors."""
     from datasets.exceptions import DatasetsError
     from pyarrow.lib import ArrowException
 

@@ -19,9 +19,9 @@ _OF_HUB = ("hf://", "zip://")  # a zip without an archive cannot be opened
 
 
 def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpec) -> None:
-    """Refuse files outside the dataset, which may be untrusted. `files` are spelled as by the
-    library; files that the source names in `hf_data_files` are allowed anywhere. Raises SourceError
-    (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
+    """Refuse files outside the dataset, since a dataset is not trusted. `files` are spelled as the
+    library spells them; files that the source names in `hf_data_files` are allowed anywhere. Raises
+    SourceError (E-SOURCE-OUTSIDE, E-SOURCE-LINK)."""
     links = Links(spec.follow_links)
     tops = set[str]()
     own = list[str]()
@@ -29,7 +29,7 @@ def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpe
         links.tops.add(os.path.realpath(directory))
         tops = links.tops | {os.path.abspath(directory)}
     for file in files:
-        place = file.rpartition("::")[2]  # for a member of an archive: the archive
+        place = file.rpartition("::")[2]  # for a member of an archive, this is the archive
         if "://" not in place and is_below(os.path.abspath(place), tops):
             own.append(place)
         elif spec.hf_data_files is None and not (directory is None and place.startswith(_OF_HUB)):
@@ -38,8 +38,8 @@ def refuse_foreign(files: Iterable[str], directory: Path | None, spec: SourceSpe
 
 
 def refuse_foreign_names(directory: Path, spec: SourceSpec) -> None:
-    """As `refuse_foreign`, for the files that the metadata of a directory names; called before the
-    library can contact another machine. Raises SourceError (E-SOURCE-OUTSIDE)."""
+    """Like `refuse_foreign`, for the files that the metadata of a directory names. Called before
+    the library can contact another machine. Raises SourceError (E-SOURCE-OUTSIDE)."""
     import yaml
     from huggingface_hub import DatasetCard
 
@@ -106,7 +106,7 @@ class HubFiles(NamedTuple):
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
         try:
-            self._fetch("README.md")  # it may configure how files are read
+            self._fetch("README.md")  # README.md may configure how files are read
         except LocalEntryNotFoundError:
             raise  # the hub does not answer
         except EntryNotFoundError:

@@ -4,11 +4,12 @@ Plain local files are cut into ranges at line ends, and workers read the ranges 
 Compressed and remote files are read in the main process, and their blocks contain the bytes. Blank
 lines count as rows but are not records. A last line without a newline counts; a truncated stream is
 an error that names the file. Memory: about 2 MiB per block, or one longer line of up to
-`max_record_bytes`; reading stops at that limit.
+`max_record_bytes`; a longer line is not read further.
 
-Other forms are converted to such lines: a CSV or TSV file with a header, whose values are text; a
+Other forms are converted to JSON lines: a CSV or TSV file with a header, whose values are text; a
 file in UTF-16 with a byte order mark; and a file that is one JSON array, or one object over several
-lines. The last form is read into memory as a whole, so the limit of a record applies to the file.
+lines. A JSON array or object is read into memory as a whole, so the limit of a record applies to
+its file.
 """
 
 import codecs
@@ -61,7 +62,7 @@ from nmoe_core.sources.storage import (
 )
 
 _NEWLINE = 10
-_ONE_VALUE = re.compile(r"\s*(\[|\{\s*\n)")  # a line with a record never starts like this
+_ONE_VALUE = re.compile(r"\s*(\[|\{\s*\n)")  # a line with a record never starts with these bytes
 _HEAD_BYTES = 2**16
 _DELIMITERS = ",;\t|"
 _SAMPLED_BLOCKS = 4
@@ -82,16 +83,16 @@ class LinesBlock(Block):
             yield from self.parse(enumerate(lines)).records()
 
     def values(self) -> Iterator[dict[str, Any]]:
-        """The JSON objects; lines without one are skipped."""
+        """The JSON objects; lines without an object are skipped."""
         with self._opened_lines() as lines:
             for line in lines:
                 if bytes(line[:1]).strip() or bytes(line).strip():
-                    with suppress(ValueError):  # skip bad records: they have no fields
+                    with suppress(ValueError):  # bad records are skipped, since they have no fields
                         yield parse_object(line)
 
     @contextmanager
     def _opened_lines(self) -> Iterator[Iterable[Any]]:
-        """The lines, as bytes or as views that are valid inside the context."""
+        """Open the lines, as bytes or as views; views are valid only inside the context."""
         if (lines := self.lines()) is not None:
             yield lines
         elif self.payload is not None:
@@ -152,7 +153,7 @@ class LinesBlock(Block):
             if not raw:
                 continue
             is_replaced = is_placed = False
-            # Fast path for nearly all records: it saves five calls, a third of the time.
+            # Nearly all records take this short path, which saves five calls, a third of the time.
             try:
                 try:
                     value = orjson.loads(raw)
@@ -228,7 +229,7 @@ class JsonlSource(FileSource[LinesBlock]):
         at = start
         limit = self.reading.max_record_bytes
         for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, start.offset, limit):
-            if size_bytes > limit:  # the block is one line, whose reading was stopped
+            if size_bytes > limit:  # the block is one line that was not read to its end
                 raise self.reading.too_long(f"{file.where}:{at.line + 1}")
             moved = (at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
             end = Position(at.file, *moved)
@@ -242,7 +243,7 @@ def _cut_file(
     """Size, number of lines, stored size and (if read here) bytes of each block, from a position
     on.
 
-    Reading stops in a line of more than `limit` bytes, which is then the last block.
+    Reading stops inside a line of more than `limit` bytes; this line is then the last block.
     """
     try:
         with file.open() as stored:

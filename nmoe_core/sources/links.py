@@ -4,9 +4,9 @@ directories.
 The result is the same as with `glob`, but each directory is read once for all patterns of a source.
 `**` matches directories at any depth that are not hidden; links below it must not form a loop.
 
-An untrusted tree may contain a link to a secret of this machine, so links that lead out are refused
-unless the source sets `follow_links`. A file or directory that is named directly may be a link.
-System files such as /proc are always refused.
+An untrusted directory may contain a link to a secret file of this machine, so links that lead out
+of the directory are refused unless the source sets `follow_links`. A file or directory may be a
+link if a path names it directly. System files such as /proc are always refused.
 """
 
 import fnmatch
@@ -25,8 +25,8 @@ _MEMORY = "/dev/shm/"  # ordinary files
 
 
 class Links:
-    """Allowed locations of a source's files: below `tops`, or anywhere for directly `named`
-    files."""
+    """The allowed locations of a source's files: below `tops`; files that a path names directly
+    (`named`) may be anywhere."""
 
     def __init__(self, are_followed: bool) -> None:
         self.tops: set[str] = set()
@@ -45,7 +45,7 @@ class Links:
         return not (self._are_followed or path in self.named or is_below(target, self.tops))
 
     def refuse(self, paths: Iterable[str | Path]) -> None:
-        """Raise SourceError if a path leads out (E-SOURCE-LINK)."""
+        """Raise SourceError if a path leads out of the allowed directories (E-SOURCE-LINK)."""
         if found := [path for path in paths if self.lead_out(path)]:
             what = f"symbolic links ({len(found)} in total) lead out of the directory of the source"
             do = "remove them, name their targets, or set follow_links = true for this source"
@@ -128,12 +128,12 @@ class Directories:
         waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(top, frozenset())]
         while waiting:
             path, above = waiting.pop()
-            if self._links.lead_out(path):  # it may lead to the whole machine
+            if self._links.lead_out(path):  # the link may lead to any directory of the machine
                 leading_out.append(path)
                 continue
             try:
                 status = os.stat(path)
-            except OSError:  # it was deleted in the meantime
+            except OSError:  # the directory was deleted in the meantime
                 continue
             identity = (status.st_dev, status.st_ino)
             if identity in above:
@@ -154,7 +154,7 @@ class Directories:
     def _read(self, path: str) -> _Names:
         if path not in self._names:
             names = self._names[path] = _Names([], [])
-            with suppress(OSError):  # glob also skips such a directory
+            with suppress(OSError):  # glob also skips a directory that cannot be read
                 for entry in os.scandir(path):
                     # A system call is needed only for links.
                     is_link = entry.is_symlink()

@@ -73,7 +73,7 @@ def refuse_unnamed(specs: Iterable[SourceSpec], where: object) -> None:
             "the mixture does not say where to read a source",
             where=where,
             found=", ".join(dict.fromkeys(ids)),
-            do="set hf_dataset, or kind and paths, for each, in this file or in a copy: "
+            do="set hf_dataset, or kind and paths, for each source, in this file or in a copy: "
             "--set mixture_toml=COPY",
             code="E-SOURCE-NONE",
         )

@@ -1,9 +1,10 @@
 """Passthrough columns: fields of records, besides text and id, that are stored with the documents.
 
 Arrow columns keep their type. JSON values are transferred as JSON text, because the type of a
-column is known only at the end of the split: boolean, 64-bit integer, float or text if all its
-values have that type, else text, in which lists, objects and values of other types are written as
-JSON. So types and bytes do not depend on how a source is cut into blocks.
+column is known only at the end of the split. If all values of a column are booleans, 64-bit
+integers, floats or texts, the column has this type. Else the column is text, and lists, objects and
+values of other types are written as JSON. So types and bytes do not depend on how a source is cut
+into blocks.
 """
 
 import json
@@ -60,8 +61,8 @@ def arrow_columns(names: Sequence[str], rows: "pa.RecordBatch") -> Kept:
 
 
 def common_types(one: "pa.Schema | None", other: "pa.Schema", where: str) -> "pa.Schema":
-    """The types that can represent both. Raises SourceError if a column has incompatible types
-    (E-SOURCE-FIELD)."""
+    """For each column, the type that can represent the values of both given types. Raises
+    SourceError if a column has incompatible types (E-SOURCE-FIELD)."""
     import pyarrow as pa
 
     if one is None or one.equals(other, check_metadata=True):
@@ -76,7 +77,7 @@ def common_types(one: "pa.Schema | None", other: "pa.Schema", where: str) -> "pa
         raise SourceError(
             f"a passthrough column has incompatible types: {error}",
             where=where,
-            do="make one source per type of files, or leave the column out",
+            do="split the files into one source per type, or leave the column out",
             code="E-SOURCE-FIELD",
         ) from error
 
@@ -105,7 +106,8 @@ def _json(value: Any) -> str | None:
         value = encodable(value)
     try:
         return orjson.dumps(value).decode()
-    except TypeError:  # integers of more than 64 bits, or lone surrogates inside lists and objects
+    # for integers of more than 64 bits, and lone surrogates inside lists and objects
+    except TypeError:
         return json.dumps(value, separators=(",", ":"))
 
 

@@ -3,7 +3,7 @@
 Patterns support `*`, `**`, `?`, and braces `{a,b}` and `{1..8}`, on this machine and in any store
 that fsspec supports (`s3://bucket/{a,b}/**/*.parquet`). They may start with `{stdlib}` or
 `{site_packages}`, the directories of the running Python. A file's name is relative to the directory
-that all patterns of a source share, so ids do not depend on the location of a tree. Bytes of a name
+that all patterns of a source share, so ids do not depend on where the directory is. Bytes of a name
 that are not UTF-8 are written as `\\xff`. Two files never have the same name.
 """
 
@@ -53,7 +53,7 @@ def find_files(
                 f"two files have the name {file.name!r}",
                 where=other.where,
                 found=file.where,
-                do="rename one of them, or name each file once",
+                do="rename one of them, or name each file only once",
                 code="E-SOURCE-DUPLICATE",
             )
     names = [name for name in files if not any(fnmatch.fnmatch(name, one) for one in exclude)]
@@ -124,7 +124,7 @@ def _too_many(pattern: str) -> SourceError:
         "pattern expands to too many names",
         where=pattern[:200],
         expected=f"at most {_MAX_EXPANSIONS:,}",
-        do="use * for the numbers",
+        do="use * instead of the numbers",
         code="E-SOURCE-PATTERN",
     )
 
@@ -154,7 +154,7 @@ def _local_files(
         parts = Path(rest).parts
         places.append((root, rest))
         tops.append(os.path.abspath(root.joinpath(*parts[: _num_fixed(parts)])))
-        if (path := root / rest).is_file():  # a literal name may have any character
+        if (path := root / rest).is_file():  # a name without a pattern may have any character
             links.named.add(os.fspath(path))
         else:
             links.tops.add(os.path.realpath(tops[-1]))
@@ -213,6 +213,7 @@ def _type(fs: Any, key: str) -> str:
     try:
         return str(fs.info(key)["type"])
     except FileNotFoundError as error:
-        if isinstance(error.__cause__, OSError):  # over HTTP: the server did not answer
+        # over HTTP, this means that the server did not answer
+        if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None
         return "absent"

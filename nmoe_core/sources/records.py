@@ -172,7 +172,7 @@ class Block(ABC):
 
     @abstractmethod
     def where(self, row: int) -> str:
-        """File and line (or row) of a record, for errors."""
+        """File and line (or row) of a record, for error messages."""
 
     def kept(self, records: Sequence[Record | BadRecord]) -> Kept:
         """The passthrough columns of the block's records, one row per record."""
@@ -195,7 +195,7 @@ class Source(ABC):
         """Digest of the source's current content; it changes if any record may have changed."""
 
     def compared(self, marks: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-        """Record in `changed` which files have other marks than in the last call; returns `marks`
+        """Record in `changed` which files have another mark than in the last call. Returns `marks`
         unchanged."""
         now = dict(marks)
         before = self._marks
@@ -214,7 +214,8 @@ class Source(ABC):
         return {}
 
     def check(self) -> None:  # noqa: B027  (text and JSON lines have no shape to check)
-        """Open the source and check the fields of its first records; raises as `blocks()`."""
+        """Open the source and check the fields of its first records; Raises the errors of
+        `blocks()`."""
 
     def samples(self) -> Iterator[Sample]:
         """Some of the first records of several files."""
@@ -239,7 +240,7 @@ class Source(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The raw rows of a split: `[start, stop)` without one excluded range."""
+    """The raw rows of a split: `[start, stop)`, without the rows of one excluded range."""
 
     start: int = 0
     stop: int | None = None
@@ -265,7 +266,7 @@ class Rows:
 
 
 class Split(NamedTuple):
-    """A source, and the rows that belong to a split of it."""
+    """A split of a source: the source, and the rows that belong to the split."""
 
     source: Source
     rows: Rows = Rows()

@@ -29,16 +29,16 @@ def map_shards(
 
     Args:
         fn: A module-level function; other processes receive it and the items as pickles.
-        items: Consumed lazily, a bounded number ahead of the results.
-        compute: The backend. One worker means this process; several are processes of this machine.
-            On a `ray` cluster an item may run twice, so it must commit its files atomically, in a
-            directory that all nodes share.
-        initializer: Creates the context once per worker, before its first item; on Ray with GPUs
-            once per item, since a worker that holds a GPU ends after one item.
+        items: Read lazily: at most a bounded number of items ahead of the results.
+        compute: The backend. One worker means this process; several workers are processes on this
+            machine. On a `ray` cluster an item may run twice, so it must commit its files
+            atomically, in a directory that all nodes share.
+        initializer: Creates the context once per worker, before its first item; on Ray with GPUs it
+            is created once per item, since a worker that holds a GPU ends after one item.
 
     Raises:
         NmoeError: A worker was lost, on Ray more often than `max_retries` (E-WORKER-LOST).
-        ConfigError: As `open_ray_pool`.
+        ConfigError: For the reasons listed in `open_ray_pool`.
         Any error of `fn` or of the initializer, in place of the result of the item.
     """
     with open_pool(compute, initializer) as pool:
@@ -47,8 +47,8 @@ def map_shards(
 
 @contextmanager
 def open_pool(compute: ComputeTable, initializer: Initializer) -> Iterator[Map]:
-    """A pool for several maps, one after the other. Processes of this machine start immediately, so
-    they do not inherit files and locks that are opened later."""
+    """A pool that runs several maps, one after the other. Processes of this machine start
+    immediately, so they do not inherit files and locks that are opened later."""
     if compute.backend == "ray":
         from nmoe_core.base.compute.ray import open_ray_pool
 

@@ -31,8 +31,8 @@ def _own_gpu(count: int, pid: int) -> int:
     place = 0  # number of this process among the processes on one GPU
     while True:
         for index, name in enumerate(names):
-            # Locked until the process ends: Python never closes a descriptor that has no file
-            # object.
+            # The lock lasts until the process ends: Python never closes a descriptor that has no
+            # file object.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             file = os.open(directory / f"{name}.{place}", flags, 0o600)
             try:
@@ -45,8 +45,9 @@ def _own_gpu(count: int, pid: int) -> int:
 
 
 def _locks() -> Path:
-    """The directory of locks, which this account alone may enter. In the directory of temporary
-    files, another account may have made it first, with links in it."""
+    """The directory of locks, which this account alone may enter. Another account may have made
+    this directory first, with links in it, since everyone can write to the directory of temporary
+    files."""
     directory = Path(tempfile.gettempdir()) / f"nmoe_gpus_{os.getuid()}"
     with suppress(FileExistsError):
         directory.mkdir(0o700)

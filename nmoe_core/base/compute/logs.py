@@ -1,8 +1,8 @@
 """Log records of worker processes, handled in the process that started the work.
 
 On this machine a worker writes each record to a pipe as one line of at most PIPE_BUF bytes, which
-the kernel keeps whole: no lock is shared, so a worker that is killed during a write does not block
-the others. On other machines records are collected and returned with the result.
+the kernel writes as a whole. So workers share no lock, and a worker that is killed during a write
+does not block the others. On other machines records are collected and returned with the result.
 """
 
 import logging
@@ -23,7 +23,7 @@ _printing = logging.Handler()
 
 
 class WorkerHandler(logging.Handler):
-    """Passes the kept fields of each record to a function."""
+    """A log handler that passes the fields of each record that are sent to a function."""
 
     def __init__(self, send: Callable[[dict[str, Any]], object]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def package_level() -> int:
 
 
 def handle(fields: dict[str, Any]) -> None:
-    """Handle a worker's record with the logger of its name here."""
+    """Handle a worker's record in this process, with the logger of the same name."""
     logger = logging.getLogger(fields["name"])
     record = logging.makeLogRecord(fields)
     if logger.isEnabledFor(record.levelno):

@@ -2,9 +2,10 @@
 
 If this process has one thread, it forks the workers, which share its loaded data. If it has more
 threads (Dagster, torch), it starts fresh workers, since a fork would copy locks that no thread
-frees. Workers never outlive the pool: on an error or an interrupt they are told to stop and clean
-up, and are killed if they do not end. Their log records are handled here (`base.compute.logs`).
-Items and results of forked workers go through shared memory (`base.compute.slots`).
+frees. Workers never outlive the pool: on an error or an interrupt they get a signal to stop and
+clean up, and are killed if they do not end. Their log records are handled in this process
+(`base.compute.logs`). Items and results of forked workers go through shared memory
+(`base.compute.slots`).
 """
 
 import ctypes
@@ -37,7 +38,7 @@ from nmoe_core.base.errors import NmoeError, one_line
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-# Largest number of results that wait for an earlier result: they take memory.
+# Largest number of results that wait for an earlier result: waiting results take memory.
 MAX_WAITING = 16
 GRACE_SECONDS = 5.0
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -80,7 +81,8 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
     # One slot per item in flight. Only forked workers can share this memory, since it has no name.
     slots = Slots(_most(workers) if is_forked else 0)
     start = (os.getpid(), writer, logs, initializer, slots)
-    with safe_children():  # for fresh workers, a queue starts a cleanup process
+    # for fresh workers, the executor's queues start a Python process for cleanup
+    with safe_children():
         executor = ProcessPoolExecutor(workers, context, _start_worker, start)
     with executor:
         with warnings.catch_warnings():
@@ -89,7 +91,7 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
             submit = executor.submit if is_forked else partial(_submit_clean, executor)
             for _ in range(workers):
                 submit(_no_work)
-        with worker_logs.relayed(reader, writer):  # starts its thread after the forks
+        with worker_logs.relayed(reader, writer):  # the executor starts its thread after the forks
             try:
                 yield partial(_map, submit, slots, workers)
             except BaseException:
@@ -148,8 +150,8 @@ def _context() -> multiprocessing.context.BaseContext:
 
 def _submit_clean(executor: ProcessPoolExecutor, *call: Any) -> Future:
     """Submit a call, which may start a worker. A fresh worker would run the caller's script again,
-    which may lack a `__main__` guard; workers only run functions of modules, so the script is
-    hidden."""
+    which may lack a `__main__` guard. Workers run only functions of modules, so the script is
+    hidden from them."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -172,7 +174,7 @@ def _stop(executor: ProcessPoolExecutor) -> None:
 
 
 class _Terminated(BaseException):
-    """This worker was told to stop during an item."""
+    """This worker got the signal to stop while it ran an item."""
 
 
 _is_busy = False
@@ -185,7 +187,7 @@ def _run(fn: Callable[..., Any], parcel: Parcel, slot: int | None) -> Parcel:
     try:
         _is_busy = True
         return _slots.pack(slot, _worker.run(fn, _slots.unpack(slot, parcel)))
-    except _Terminated:  # `fn` has cleaned up
+    except _Terminated:  # `fn` has cleaned up when this is raised
         os._exit(_EXIT_TERMINATED)
     except Exception as error:  # noqa: BLE001 - any error is sent to the parent
         raise sendable(error) from error.__cause__
@@ -220,9 +222,9 @@ def _start_worker(
 ) -> None:
     """Set up a worker that ends when its parent ends."""
     global _worker, _slots
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles an interrupt
     signal.signal(signal.SIGTERM, _terminate)
-    signal.set_wakeup_fd(-1)  # a forked worker must not wake its parent
+    signal.set_wakeup_fd(-1)  # a signal in a forked worker must not wake its parent
     if sys.platform == "linux":
         set_parent_death_signal = 1
         libc: Any = ctypes.CDLL(None)

@@ -2,8 +2,8 @@
 
 Ray retries an item on another worker or node if its worker was lost, and recomputes a result that
 was lost with its node. A task sees only the GPUs that Ray assigned to it. The number of items in
-flight follows the current size of the cluster, so nodes may join and leave. Outputs are files,
-committed atomically, never objects of Ray.
+flight follows the current size of the cluster, so nodes may join and leave. Outputs are files that
+are committed atomically, never objects of Ray.
 """
 
 import importlib
@@ -126,7 +126,7 @@ class _RayPool:
         errors = self._ray.exceptions
         try:
             answer: _Answer = self._ray.get(reference)
-        except errors.RayTaskError as error:  # the result of `fn` cannot be pickled
+        except errors.RayTaskError as error:  # raised if the result of `fn` cannot be pickled
             raise error.as_instanceof_cause() from None
         except errors.RayError as error:
             raise NmoeError(
@@ -157,7 +157,7 @@ class _RayPool:
     def _most_in_flight(self) -> int:
         now = time.monotonic()
         if now - self._counted_at > _COUNT_EVERY_SECONDS:
-            room = max(1, self._room())  # if the cluster has no node at all, wait for one
+            room = max(1, self._room())  # if the cluster has no node at all, wait for a node
             self._most = room + min(room, MAX_WAITING)
             self._counted_at = now
         return self._most
@@ -217,7 +217,7 @@ def _connect(ray: Any, options: RayTable) -> None:
 
 
 def _require_listener(address: str | None) -> None:
-    """Raise OSError if no process listens: Ray itself would try for five minutes."""
+    """Raise OSError if no process listens: Ray itself would try to connect for five minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()

@@ -1,9 +1,9 @@
 """Passes items and results of forked workers through memory that they share with the parent.
 
-A pipe copies a value four times, 64 KiB at a time. Here the sender copies it into a slot and the
-receiver copies it out; the result of an item uses the slot of the item. A slot is anonymous memory:
-its pages are allocated at the first write and freed with the last process that maps them. Only
-processes of this pool write the bytes that are unpickled here.
+A pipe copies a value four times, 64 KiB at a time. With a slot, the sender copies the value in and
+the receiver copies it out. The result of an item uses the slot of the item. A slot is anonymous
+memory: its pages are allocated at the first write and freed with the last process that maps them.
+Only processes of this pool write the bytes that are unpickled here.
 """
 
 import mmap

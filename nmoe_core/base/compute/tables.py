@@ -24,8 +24,8 @@ class RayTable(StrictModel):
 
 
 class PodTable(StrictModel):
-    """`[compute.pods.STAGE]`: resources of the pod of an asset; an empty value leaves the default
-    of Kubernetes."""
+    """`[compute.pods.STAGE]`: resources of the pod of an asset; if a value is empty, the default of
+    Kubernetes applies."""
 
     cpu: str = Field(default="", pattern=r"^(\d+(\.\d+)?|\d+m)?$")
     """CPUs that the pod requests, such as 4 or 500m."""
@@ -36,8 +36,8 @@ class PodTable(StrictModel):
 
 
 class PodsTable(StrictModel):
-    """`[compute.pods]`: if it has any table, each asset of a run gets a pod. STAGE is the tag
-    `stage` of the asset: prep, label, heads, grade, curate or plan."""
+    """`[compute.pods]`: if this table has any table STAGE, each asset of a run gets its own pod.
+    STAGE is the tag `stage` of the asset: prep, label, heads, grade, curate or plan."""
 
     prep: PodTable | None = None
     label: PodTable | None = None

@@ -22,7 +22,9 @@ def register(verbs: Any) -> None:
     verb = add_verb(verbs, "remix", write, text, _show)
     verb.add_argument("plan", type=Path, nargs="?", metavar="PLAN", help="plan of a loader")
     at = verb.add_mutually_exclusive_group(required=True)
-    at.add_argument("--state", type=Path, metavar="JSON", help="state_dict() of the run's loader")
+    at.add_argument(
+        "--state", type=Path, metavar="JSON", help="file with the state_dict() of the run's loader"
+    )
     at.add_argument("--step", type=int, metavar="N", help="first step with the new weights")
     verb.add_argument(
         "--weights",
@@ -77,12 +79,17 @@ def register(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="suspect only this source; repeatable",
+        help="search only this source; repeatable",
     )
     text = "run each replay K times, an odd number; the majority decides (default: 1)"
     verb.add_argument("--repeat", type=number(1), default=1, metavar="K", help=text)
     verb.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="directory of the result"
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="directory to write the result to",
     )
     text = "build an equivalent plan for a second tokenizer: same text at the same steps"
     verb = add_verb(verbs, "twin", pair, text, _show_twin)

@@ -18,10 +18,10 @@ def register(verbs: Any) -> None:
     seen = add_verb(verbs, "seen", look, text, _show)
     what = seen.add_mutually_exclusive_group(required=True)
     what.add_argument(
-        "sentence", nargs="?", metavar="TEXT", help="the sentence; normalised like documents"
+        "sentence", nargs="?", metavar="TEXT", help="the sentence; it is normalised like documents"
     )
     what.add_argument(
-        "--index", action="store_true", help="index the curated shards, unless current"
+        "--index", action="store_true", help="index the curated shards whose index is not current"
     )
     seen.add_argument("--source", nargs="+", metavar="NAME", help="index only these sources")
     seen.add_argument(

@@ -22,12 +22,21 @@ def register(verbs: Any) -> None:
     text = "takedown requests: find and remove the listed documents, and prove it"
     verb = add_verb(verbs, "takedown", run, text)
     verb.add_argument(
-        "list", type=Path, metavar="LIST", help="lines id:..., url:..., sha256:... or re:..."
+        "list",
+        type=Path,
+        metavar="LIST",
+        help="file of lines id:..., url:..., sha256:... or re:...",
     )
     step = verb.add_mutually_exclusive_group()
-    step.add_argument("--apply", action="store_true", help="record them for curation to drop")
-    step.add_argument("--verify", action="store_true", help="prove that no 50-gram of them is left")
-    step.add_argument("--mask", type=Path, metavar="PLAN", help="mask them in the plan of a run")
+    step.add_argument(
+        "--apply", action="store_true", help="record the documents, so that curation drops them"
+    )
+    step.add_argument(
+        "--verify", action="store_true", help="prove that no 50-gram of the documents is left"
+    )
+    step.add_argument(
+        "--mask", type=Path, metavar="PLAN", help="mask the documents in the plan of a run"
+    )
     verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the masked plan")
     verb.add_argument(
         "--state",
@@ -38,7 +47,9 @@ def register(verbs: Any) -> None:
         help="states of the run's loaders",
     )
     verb.add_argument("--plan", type=Path, help="plan of a loader (default: the run's)")
-    verb.add_argument("--raw", action="store_true", help="verify data shards too")
+    verb.add_argument(
+        "--raw", action="store_true", help="with --verify: search the data shards too"
+    )
     verb.add_argument(
         "--allow-shared",
         action="store_true",
@@ -53,7 +64,7 @@ def register(verbs: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Report, record, mask or verify. Exit 1 if a text remains."""
+    """Report, record, mask or verify. The exit status is 1 if a text remains."""
     from nmoe_core.tasks.takedown import report
 
     given = arguments
@@ -101,7 +112,7 @@ def _show(facts: dict[str, Any]) -> None:
         step = state["step"]
         print(f"state: {state['state']}, step {step:,}, has read {number:,} of them")
     if near := facts["near_copies"]:
-        print("\nnear copies; they stay unless the list names them")
+        print("\nnear copies: not removed unless the list names them")
         print_rows(near[:_MOST_ROWS])
         _more(near)
     _show_rebuild(facts)
@@ -182,7 +193,7 @@ def _show_proof(facts: dict[str, Any]) -> None:
 
 
 def _left(facts: dict[str, Any]) -> CurationError:
-    """The error of a failed proof, with each reason and its remedy."""
+    """The error for texts that remain, with each reason and its remedy."""
     counts = {
         "documents of the list that are not recorded": len(facts["unrecorded"]),
         "documents that remain": len(facts["remaining"]),

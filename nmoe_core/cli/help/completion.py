@@ -15,7 +15,9 @@ def register(verbs: Any, parser: argparse.ArgumentParser) -> None:
     text = "print a shell script that completes commands"
     run = partial(print_script, parser, verbs.parts)
     completion = add_verb(verbs, "completion", run, text)
-    completion.add_argument("shell", choices=SHELLS, help="shell of the script")
+    completion.add_argument(
+        "shell", choices=SHELLS, help="the shell for which the script is written"
+    )
 
 
 def print_script(

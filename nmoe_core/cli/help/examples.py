@@ -1,4 +1,4 @@
-"""One or two examples per verb, which its `--help` shows."""
+"""One or two examples per verb; the verb's `--help` shows them."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe": ("nmoe init && nmoe run && nmoe report",),

@@ -21,7 +21,7 @@ _INNERMOST = "given_to"  # attribute that holds the innermost parser of a comman
 
 class HelpfulParser(PathParser):
     """The parser of the command line, of a group of verbs or of a verb. Raises KeyError if
-    `EXAMPLES` lacks it."""
+    `EXAMPLES` has no example for the verb."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
@@ -49,7 +49,8 @@ class HelpfulParser(PathParser):
 
     def keys_of(self, words: Sequence[str]) -> str:
         """`; use --set KEY=VALUE` for each word that is the name of a configuration key as a flag,
-        if this parser has `--set`. Keys of tables that this parser has flags for come alone."""
+        if this parser has `--set`. If some keys are in
+        tables that this parser has flags for, only these keys are named."""
         if "--set" not in self._option_string_actions:
             return ""
         from nmoe_core.config.renamed import RENAMED

@@ -202,7 +202,7 @@ def _show_project(facts: dict[str, Any]) -> None:
         )
         print_table(header, rows)
         print("tokens and tokenizing time are estimated from a sample;", end=" ")
-        print("languages are shares of documents")
+        print("languages: the share of documents per language")
     for one in facts["sources"]:
         if one["unreadable"]:
             print(f"{one['source']}: unreadable records: {one['unreadable']:,}", end="")
@@ -246,7 +246,7 @@ def run_tasks(arguments: argparse.Namespace) -> int:
 
 
 def _why(state: State) -> dict[str, str]:
-    """An output that is not current, as JSON values."""
+    """Describe an output that is not current, as JSON values."""
     return {"output": state.key, "partition": state.partition, "why": state.reason}
 
 
@@ -262,7 +262,7 @@ def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
 
 
 def _show_task(task: dict[str, Any], number: int, count: int) -> None:
-    """Print a line before each task, and its time after it."""
+    """Print a line before each task, and the task's time after it."""
     if "seconds" in task:
         processors = duration(task["cpu_seconds"])
         print(f"    {duration(task['seconds'])}, CPU time {processors}", flush=True)
@@ -333,7 +333,7 @@ def _show_graders(report: dict[str, Any]) -> None:
         print(textwrap.fill(choice["sentence"], 112))
     else:
         print(f"grader: {report['grader']}")
-    exits = ("tau_probe", "tau_student")  # 0 if no document leaves early
+    exits = ("tau_probe", "tau_student")  # 0 if no document exits early
     taus = {name: t for name, t in report["thresholds"].items() if t or name not in exits}
     print(f"thresholds: {', '.join(f'{name} {tau:.3f}' for name, tau in taus.items())}")
     if report["dropping"]:

@@ -11,7 +11,7 @@ from nmoe_core.sources.discover import OUTPUT
 
 NAME = "own"  # name of the mixture and of the flow
 TRAINED_SHARE = 0.25
-_FIRST_TOKENS = 100_000_000  # limit of the first run, which should take minutes
+_FIRST_TOKENS = 100_000_000  # limit of tokens in the first run, which should take minutes
 _POOLED_TOKENS = 30_000_000  # with fewer tokens, workers take longer to start than to work
 _TOKENS_PER_SHARD = 20_000_000
 _MOST_SHARDS = 64
@@ -19,7 +19,7 @@ _SEQ_LENS = (4096, 2048, 1024, 512, 256, 128, 64)
 _SEQUENCES = 4  # the smallest source must give at least so many sequences
 _MOST_TOPICS = 30
 _PARSE_RATE = "min_parse_rate = 0.0     # the heuristic does not judge all of these languages\n"
-_FEW_JUDGED = 250  # fewer documents are not enough to fit a grader and to measure it
+_FEW_JUDGED = 250  # with fewer documents, a grader cannot be fitted and measured
 _ATTRIBUTES = ("signals", "language", "duplicates")
 _DECISIONS = 'include = ["keep", "band"]   # only ["keep"] with a real oracle'
 _RULE = """\
@@ -113,7 +113,8 @@ pretrain = {name}
 
 
 def project_text(surveys: Sequence[Survey], workers: int) -> str:
-    """The TOML of a run over the sources that can be read; the others become comments."""
+    """The TOML of a run over the sources that can be read; sources that cannot be read become
+    comments."""
     good = [found for found in surveys if found.problem is None]
     sizes = [found.tokens or _FIRST_TOKENS for found in good]
     documents = sum(found.documents or 0 for found in good)
@@ -149,8 +150,8 @@ def project_text(surveys: Sequence[Survey], workers: int) -> str:
 
 
 def _is_partly_judged(documents: int, judged: int) -> bool:
-    """Whether the heuristic may refuse more documents than the check allows by default; the check
-    is then relaxed."""
+    """Whether the heuristic may leave more documents without a score than the check allows by
+    default. If so, the project file relaxes the check."""
     return judged < 0.98 * documents
 
 
@@ -161,7 +162,7 @@ def _is_scored(documents: int, judged: int) -> bool:
 
 
 def unjudged(documents: int, judged: int) -> str:
-    """A note if the heuristic does not judge all documents, or judges too few; else empty."""
+    """A note if the heuristic cannot score all documents, or can score too few; else empty."""
     if not _is_partly_judged(documents, judged):
         if _is_scored(documents, judged):
             return ""

@@ -18,7 +18,7 @@ _MOST_CHARS = 10_000  # per sampled text
 _MOST_SAMPLES = 5_000  # per source
 _LEAST_SAMPLES = 5  # per file
 _LEAST_BYTES = 20  # mean bytes of a text in a field without a usual name
-_MOST_NAME_CHARS = 64  # a longer name is a record of a CSV file without a header
+_MOST_NAME_CHARS = 64  # a longer name is a data row of a CSV file without a header
 
 
 def with_text_field(spec: SourceSpec, base: Path) -> SourceSpec:
@@ -97,8 +97,8 @@ def _cut(source: Source, most: int) -> Iterator[Sample]:
 
 
 def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | None:
-    """The field with most text: among fields with a usual name, else among fields that hold
-    sentences; None without such a field. `is_named`: accept only a usual name."""
+    """The field with most text, among fields with a usual name; if there are none, among fields
+    that hold sentences; else None. `is_named`: accept only fields with a usual name."""
     names = dict.fromkeys(name for sample in samples for name in sample)
     texts = {name: [t for s in samples if (t := s.get(name)) and t.strip()] for name in names}
     usual = [name for name in names if name.rpartition(".")[2].lower() in TEXT_FIELDS]
@@ -109,11 +109,13 @@ def text_field(samples: Sequence[Sample], *, is_named: bool = False) -> str | No
     for pool in ([name for name in usual if name in wordy], free, usual):
         if found := [name for name in pool if texts[name]]:
             return max(found, key=lambda name: ("." not in name, sum(map(len, texts[name]))))
-    return next((name for name in usual if "." not in name), None)  # its texts may come later
+    # later records may have texts in this field
+    return next((name for name in usual if "." not in name), None)
 
 
 def _has_words(texts: Sequence[str]) -> bool:
-    """Whether most texts are longer than a word, path or code; some languages have no spaces."""
+    """Whether most texts are longer than a word, path or code. Spaces alone do not decide, since
+    some languages have none."""
     words = sum(len(text.split()) > 1 or not text.isascii() for text in texts)
     return 2 * words > len(texts)
 

@@ -1,6 +1,7 @@
-"""The input ledger of a project: every file that `nmoe init` saw, and its use.
+"""The input ledger of a project: every file that `nmoe init` found, and its use.
 
-The files taken, held out and left out, and their bytes, add up to all files seen.
+Every file is taken, held out or left out, so the counts and bytes of these three add up to all
+files found.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Finds patterns that match the files of a source, so that files added later are read too.
 
-Uses the widest patterns that match few other files and no held-out files; the few others are
-excluded by name. A file that no pattern can match is left out.
+Uses the widest patterns that match all files of the source, few other files and no held-out files;
+the few other files are excluded by name. A file that no pattern can match is left out.
 """
 
 import glob
@@ -51,8 +51,9 @@ def _as_keys(paths: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
 def _excluded(
     spec: SourceSpec, base: Path, uses: dict[str, str], names: dict[str, list[str]]
 ) -> tuple[str, ...] | None:
-    """Patterns that exclude the few other files that the source's patterns match; None if these
-    match too many other files, a held-out file, or not all of the source's files."""
+    """Patterns that exclude the few other files that the source's patterns match. None if the
+    source's patterns match too many other files, a held-out file, or not all files of the
+    source."""
     others: set[str] = set()
     ours: set[str] = set()
     for use, patterns in (("train", spec.paths), ("valid", spec.valid_paths)):
@@ -60,7 +61,7 @@ def _excluded(
             return None
         try:
             files = find_files(patterns, base)
-        except SourceError:  # such as links that form a loop
+        except SourceError:  # raised, for example, for links that form a loop
             return None
         wanted = {os.path.abspath(base / name) for name in names[use]}
         found = {os.path.abspath(file.path): file.name for file in files}
@@ -109,7 +110,7 @@ def _cut_number(name: str) -> tuple[str, str, str]:
 
 
 def _is_pattern(name: str) -> bool:
-    """Whether a configuration can hold the name, and a source finds the file by it."""
+    """Whether the configuration can contain the name, and a source finds the file by this name."""
     try:
         return expand_braces(name.encode().decode()) == [name] and "://" not in name
     except UnicodeEncodeError:

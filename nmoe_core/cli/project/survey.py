@@ -36,8 +36,8 @@ _LANGUAGE_CHARS = 4000
 
 @dataclass
 class Survey:
-    """One surveyed source: `spec` names its text field; `is_whole` says that every document was
-    counted."""
+    """One surveyed source: `spec` names its text field; `is_whole`: whether every document was
+    counted, not only a sample."""
 
     spec: SourceSpec
     fields: list[str] = field(default_factory=list)
@@ -107,7 +107,7 @@ def require_text(named: str, inputs: Inputs, found: Sequence[Survey]) -> None:
 
 
 def _survey(spec: SourceSpec, inputs: Sequence[InputFile], base: Path, workers: int) -> Survey:
-    """Survey a source; a read error becomes its `problem`."""
+    """Survey a source; a read error becomes the survey's `problem`."""
     found = Survey(spec)
     ours = {f.path: f for f in inputs if f.source == spec.id and f.use == "train"}
     try:
@@ -168,7 +168,7 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
         reason = found.first_unreadable or next(reasons, None)
         raise SourceError("no documents", where=found.spec.id, found=reason, code="E-SOURCE-EMPTY")
     sample_chars = sum(map(len, sample))
-    sample = normalize_batch(sample)[0]  # also removes lone surrogates
+    sample = normalize_batch(sample)[0]  # the encoding also removes lone surrogates
     tokens, seconds = _tokenised(sample)
     tokens_per_char = tokens / max(sample_chars, 1)
     found.languages = _languages(sample)
@@ -199,7 +199,7 @@ def _leave_out(ours: Mapping[Path, InputFile], file: SourceFile, reason: str) ->
 
 
 def _tokenised(texts: list[str]) -> tuple[int, float]:
-    """Number of tokens, and seconds on one core."""
+    """The number of tokens of a sample, and the seconds that one core needs for it."""
     tokenizer = load_tokenizer()
     tokenizer.lengths(texts[:1])  # the first call initialises; do not time it
     started = time.process_time()

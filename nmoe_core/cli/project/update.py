@@ -27,8 +27,8 @@ _EXCLUDED = "excluded by the configuration"
 
 
 def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
-    """The inputs at a path, limited to sources that the run lacks. Files that an earlier survey
-    took but the configuration no longer names are left out."""
+    """The inputs at a path, limited to sources that the run lacks. Leaves out files that an earlier
+    survey took but the user has since removed from the configuration."""
     tables = read_toml(run.required("mixture_toml"))["mixtures"]
     rows = [table for mixture in tables.values() for table in mixture["sources"]]
     specs = {table["id"]: validate(SourceSpec, table, run.path) for table in rows}
@@ -53,7 +53,8 @@ def new_inputs(run: Run, named: str, subset: str | None) -> Inputs:
 
 
 def _known(spec: SourceSpec, base: Path) -> Iterator[tuple[Path, InputFile]]:
-    """Yield the local files that a source's patterns match, each with its use."""
+    """Yield the local files that a source's patterns match, each with its use (training or held
+    out)."""
     both: list[tuple[Use, tuple[str, ...]]] = [("train", spec.paths), ("valid", spec.valid_paths)]
     for use, patterns in both:
         patterns = [pattern for pattern in patterns if not is_url(pattern)]

@@ -37,7 +37,7 @@ def docstrings(path: Path, module: str, min_chars: int = MIN_CHARS) -> Iterator[
     try:
         tree = _parsed(read_file(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # a template, another Python version's syntax, or too deeply nested
+        return  # a template, syntax of another Python version, or code that is nested too deeply
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
@@ -54,7 +54,8 @@ def _parsed(code: bytes) -> ast.Module:
     with "SystemError: AST constructor recursion depth mismatch".
     """
     with gc_paused(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # invalid escapes in other packages
+        # warnings about invalid escapes in other packages
+        warnings.simplefilter("ignore", SyntaxWarning)
         return ast.parse(code)
 
 

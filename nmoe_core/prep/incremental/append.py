@@ -1,8 +1,8 @@
-"""Appends the documents of blocks to shards: new ones, and known ones from old files.
+"""Appends the documents of blocks to shards: new documents, and documents that are copied from old
+files.
 
 Consecutive documents of an old file are copied together, even across blocks. New documents are
-buffered until several blocks have some, because one write to a shard takes as long as encoding many
-documents.
+buffered over several blocks, because one write to a shard takes as long as encoding many documents.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from nmoe_core.prep.tokenize import TokenizedBlock
 from nmoe_core.shards.lines import StagedLines
 from nmoe_core.shards.writer import ShardWriter
 
-_MAX_WAITING_BYTES = 8 * 2**20  # of tokens of new documents: about three blocks
+_MAX_WAITING_BYTES = 8 * 2**20  # bytes of tokens of new documents to buffer: about three blocks
 
 
 class _Waiting(NamedTuple):
@@ -103,7 +103,8 @@ class Appender:
         self._append_new()
 
     def _wait(self, bucket: int, more: _Waiting) -> None:
-        """Delay a copy, so that the documents that follow in the old file are copied with it."""
+        """Delay a copy, so that documents that follow in the old file are copied in the same
+        call."""
         before = self._waiting.get(bucket)
         if before is not None and before.number + before.num_documents == more.number:
             num_documents = before.num_documents + more.num_documents
@@ -124,7 +125,7 @@ class Appender:
 
     def _append_new_of(self, bucket: int) -> None:
         runs = self._new.pop(bucket, [])
-        if len(runs) == 1:  # no copy: it may be one long document
+        if len(runs) == 1:  # no copy, since the tokens may be those of one long document
             self._append(bucket, runs[0])
         elif runs:
             tokens, num_tokens, ids, id_bytes, lines = zip(*runs)

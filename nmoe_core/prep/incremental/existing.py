@@ -2,7 +2,7 @@
 
 The new version of a split is made in a hidden directory beside the old one, manifest included. Then
 the two directories are exchanged, so a kill at any moment leaves either the complete old version or
-the complete new one under the split's name. The next run removes the other directory.
+the complete new version at the split's path. The next run removes the other directory.
 """
 
 import errno
@@ -50,7 +50,8 @@ def refuse_changed(
         if there is not None:
             then = _made_from(shard_dir, there)
             now = wanted
-            if "settings" in then:  # older manifests record only a digest of the settings
+            # manifests of earlier releases record only a digest of the settings
+            if "settings" in then:
                 then = there
                 now = fingerprints
             if (key := _other_setting(then, now, "source", "reading_digest")) is None:
@@ -77,8 +78,8 @@ def _made_from(shard_dir: Path, fingerprints: Fingerprints) -> dict[str, Any]:
 
 
 def _other_setting(then: dict[str, Any], now: dict[str, Any], *may_differ: str) -> str | None:
-    """The first key whose value differs without permission: `may_differ` are permitted, and so is a
-    larger budget."""
+    """The first key whose value differs but must not. Keys in `may_differ` may differ, and the
+    budget may be larger."""
     then = {key: value for key, value in then.items() if key not in may_differ}
     now = {key: value for key, value in now.items() if key not in may_differ}
     key = "max_tokens"
@@ -92,7 +93,7 @@ def _said(key: str, value: Any) -> Any:
 
 
 def refuse_other_journal(journal: Journal, identity: dict[str, Any]) -> None:
-    """Refuse to resume a pass that had other inputs (E-PREP-CHANGED); a larger budget is
+    """Raise FormatError if the pass to resume had other inputs (E-PREP-CHANGED). A larger budget is
     allowed."""
     if (entry := journal.read()) is None:
         return
@@ -123,8 +124,8 @@ def directory_beside(split_dir: Path) -> Path:
 
 
 def clear_beside(split_dir: Path) -> None:
-    """Clean up after a killed replacement: remove the old version, or finish the replacement. Files
-    of a pass that can be resumed are kept. Raises LockedError if another process is making the new
+    """Clean up after a killed replacement: remove the old version, or finish the replacement. Keeps
+    files of a pass that can be resumed. Raises LockedError if another process is making the new
     version."""
     beside = directory_beside(split_dir)
     if beside.exists() and not (beside / STAGING_NAME).is_dir():
@@ -140,12 +141,14 @@ def swap_in(split_dir: Path) -> None:
     the next run continues the replacement.
     """
     beside = directory_beside(split_dir)
-    with output_lock(beside):  # after the exchange, other processes find this lock file
+    # after the exchange, the lock file of this directory is at the split's path
+    with output_lock(beside):
         if not exchange_dirs(beside, split_dir):
             (split_dir / MANIFEST_NAME).unlink(missing_ok=True)
             fsync_dir(split_dir)
         retire_beside(split_dir)
-        (split_dir / LOCK_NAME).unlink(missing_ok=True)  # we hold its lock in either case
+        # this process holds the lock in either case
+        (split_dir / LOCK_NAME).unlink(missing_ok=True)
 
 
 def retire_beside(split_dir: Path) -> None:
@@ -163,7 +166,8 @@ def retire_beside(split_dir: Path) -> None:
         for shard_dir in sorted(beside.glob("shard_*")):
             _replace_shard(shard_dir, split_dir / shard_dir.name)
         write_bytes(split_dir / MANIFEST_NAME, read_file(beside / MANIFEST_NAME))
-    (beside / MANIFEST_NAME).unlink(missing_ok=True)  # no longer complete from here on
+    # from this line on, the directory is not complete any more
+    (beside / MANIFEST_NAME).unlink(missing_ok=True)
     for entry in sorted(beside.iterdir()):
         is_shard = SHARD_DIR.fullmatch(entry.name) and recorded(entry / MANIFEST_NAME) is not None
         is_there = os.path.lexists(split_dir / entry.name)
@@ -174,7 +178,7 @@ def retire_beside(split_dir: Path) -> None:
 
 
 def _replace_shard(staged: Path, final: Path) -> None:
-    """Move a shard to its final path, or copy it if that is on another file system."""
+    """Move a shard to its final path, or copy it if the path is on another file system."""
     try:
         replace_dir(staged, final)
     except OSError as error:

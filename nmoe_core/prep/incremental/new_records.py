@@ -1,7 +1,7 @@
-"""Selects the records of a block to tokenise: the ones that the split does not have yet.
+"""Selects the records of a block to tokenise: those that the split does not have yet.
 
-A JSON line without passthrough columns is recognised by its bytes, unparsed; other records by id
-and raw text.
+A JSON line without passthrough columns is recognised by its bytes, without parsing; other records
+are recognised by id and raw text.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
     """The records of a block that belong to the split and are not known."""
     if not rows.overlaps(block.start.row, block.end.row):
         return BlockRecords(RecordColumns(), np.zeros((0, 2), np.uint64))
-    has_columns = bool(block.reading.kept)  # column values need parsed records
+    has_columns = bool(block.reading.kept)  # the values of columns exist only in parsed records
     if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
         return _read_lines(block, lines, rows, known)
     records = list(block.records())
@@ -71,7 +71,8 @@ def _read_lines(
     keys = keys[np.array(records.rows, np.int64) - block.start.row]
     places = (records.ids[i] for i in records.placed)
     keys[records.placed] = placed_keys(keys[records.placed], places)
-    keys[records.replaced] = 0  # known lines are not counted, records with replaced bytes must be
+    # known lines are not counted, but records with replaced bytes must be counted
+    keys[records.replaced] = 0
     return BlockRecords(records, keys, match=match)
 
 

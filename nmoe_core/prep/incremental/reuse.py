@@ -1,7 +1,7 @@
 """Finds documents that a split already has, by their line or by the SHA-256 of their text.
 
 A pass over a source that grew or changed reuses their tokens and tokenises only new text. A known
-line is not even parsed: its document is copied whole. All processes memory-map the same tables (see
+line is not parsed: its document is copied as a whole. All processes memory-map the same tables (see
 `tables`).
 """
 
@@ -96,7 +96,7 @@ class KnownDocuments:
     @cached_property
     def _firsts(self) -> list[int]:
         """The number of each file's first document. One number is skipped between files, so that
-        the last document of a file and the first of the next are not consecutive."""
+        the last document of a file and the first document of the next file are not consecutive."""
         return [0, *accumulate(file.num_documents + 1 for file in self._files)]
 
     @cached_property
@@ -138,5 +138,5 @@ class KnownDocuments:
 
     def _load(self, name: str) -> np.ndarray:
         path = self._directory / name
-        is_empty = path.stat().st_size <= NPY_HEADER_BYTES  # an empty array cannot be mapped
+        is_empty = path.stat().st_size <= NPY_HEADER_BYTES  # an empty file cannot be memory-mapped
         return np.asarray(np.load(regular(path), mmap_mode=None if is_empty else "r"))

@@ -1,9 +1,9 @@
 """Tables of the documents that a split already has, for a pass over a source that changed.
 
-They are in `.prep/known` and take 112 bytes per document; building them takes 40 bytes of memory
-per document. Files whose checksum differs from their manifest are left out, and so are documents
-that may have been cut. The lines of a shard are included only if it was made with the present
-settings.
+The tables are in `.prep/known` and take 112 bytes per document; building them takes 40 bytes of
+memory per document. Files whose checksum differs from their manifest are left out, and so are
+documents that may have been cut. The lines of a shard are included only if the shard was made with
+the current settings.
 """
 
 import logging
@@ -65,7 +65,7 @@ def old_shards(
     for directory in shard_dirs(split_dir):
         try:
             manifest = load_manifest(directory / MANIFEST_NAME)
-        except FormatError:  # readers would refuse it too
+        except FormatError:  # a shard that cannot be read is left out: readers would refuse it too
             continue
         extra = manifest.extra
         made_by = extra.get("fingerprints", {}).get("code"), extra.get("tokenizer_fingerprint")
@@ -80,7 +80,8 @@ def old_shards(
 
 
 def _of_a_line(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that determine the document of a line, except the reading settings."""
+    """The settings, apart from the reading settings, that determine which document is made from a
+    line."""
     return settings | {"max_tokens": None, "reading_digest": None}
 
 
@@ -107,7 +108,7 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     info = manifest.extra.get("source_info", {})
     if info.get("truncated_documents", 1) and table.shape[1]:
         lengths = table[8] - table[7]
-        table[:7, lengths == lengths.max()] = 0  # the longest ones may have been cut
+        table[:7, lengths == lengths.max()] = 0  # the longest documents may have been cut
     np.save(shard.table, table)
     return files
 
@@ -158,7 +159,7 @@ def join_tables(
     joined[11] = np.repeat(np.arange(len(every)), [file.num_documents for file in every])
     for name, column in ((BY_TEXT, joined[0]), (BY_LINE, joined[4])):
         order = np.argsort(column, kind="stable")
-        # Key 0 means "no key": leave it out.
+        # Key 0 means that the document has no key: leave it out.
         order = order[np.searchsorted(column, 1, sorter=order) :]
         np.save(tables / name, np.stack([column[order], order.astype(np.uint64)]))
     joined.flush()

@@ -97,8 +97,8 @@ def _sample(*columns: bytes) -> bytes:
 
 
 def _shards(samples: Iterator[bytes], header_bytes: int) -> Iterator[list[bytes]]:
-    """Group samples into shards of at most `SIZE_LIMIT_BYTES`; a larger sample is a shard of its
-    own."""
+    """Group samples into shards of at most `SIZE_LIMIT_BYTES`; a larger sample forms a shard
+    alone."""
     empty_bytes = 8 + header_bytes
     batch: list[bytes] = []
     size_bytes = empty_bytes

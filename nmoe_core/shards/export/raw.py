@@ -9,9 +9,10 @@ document is one sequence. Pass the path without its suffix as `--data-path`.
 
 OLMo-core reads `{name}-NNNNN.npy` with raw tokens and `{name}-NNNNN.csv.gz` with documents. The
 `.npy` is not an NPY file: it has only the tokens, as `numpy.memmap` writes them; OLMo-core and
-Dolma use the suffix this way. The table has one row per document: start and end in tokens (end
-exclusive), id, file, and number in the file. Each shard file makes one such pair. Pass the `.npy`
-paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that `export.json` names.
+Dolma use the suffix `.npy` for such files. The table has one row per document: start and end in
+tokens (end exclusive), id, file, and number in the file. Each shard file becomes one pair of `.npy`
+and `.csv.gz`. Pass the `.npy` paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that
+`export.json` names.
 """
 
 import csv
@@ -26,7 +27,7 @@ import numpy as np
 from nmoe_core.base.atomic import atomic_file, write_bytes
 from nmoe_core.shards.documents import ShardFile
 
-# Type code by bytes per token.
+# The code of the integer type, by bytes per token.
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _TYPES = {4: 4, 2: 8}

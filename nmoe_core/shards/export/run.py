@@ -35,9 +35,9 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
 
     Args:
         manifest_path: `manifest.json` of a split or a shard, in the data tree or the curated tree.
-        output: Directory that has only this export.
+        output: Directory for this export alone.
         form: Format of the export.
-        seq_len: For `mds`: tokens per sample; a last shorter sample is dropped. If None, samples
+        seq_len: For `mds`: tokens per sample; a shorter last sample is dropped. If None, samples
             are documents.
 
     Returns:
@@ -55,7 +55,7 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
         raise ConfigError(
             "seq_len needs format mds and must be at least 1",
             found=f"{form} with {seq_len}",
-            do="leave it out; other trainers cut windows themselves",
+            do="omit seq_len; other trainers cut windows themselves",
         )
     output = local_path(output).resolve()
     manifest = load_manifest(manifest_path)
@@ -112,7 +112,8 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
 
 
 def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
-    """Refuse an export if the shards were replaced during it: it may mix two versions."""
+    """Raise FormatError if the shards were replaced during the export, which may then mix two
+    versions."""
     found = documents_digest(load_manifest(manifest.path))
     if found != made_from["data"]:
         raise FormatError(
@@ -132,7 +133,7 @@ def _result(files: dict[str, str], manifest: Manifest, *, changed: bool) -> Resu
 
 def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) -> Iterator[Path]:
     require_undamaged(manifest)
-    # In the order in which the loader reads them.
+    # Shards are written in the order in which the loader reads them.
     files = (open_entry(manifest.path.parent, manifest, entry) for entry in manifest.shards)
     match form:
         case "megatron":
@@ -144,7 +145,8 @@ def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) ->
 
 
 def _refuse_other(output: Path, made_from: Fingerprints) -> None:
-    """Refuse to overwrite anything except an earlier export in the same format."""
+    """Raise FormatError if the directory contains anything except an earlier export in the same
+    format."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     found = recorded(output / SUMMARY_NAME) or {}

@@ -1,6 +1,6 @@
 """The files of a published manifest or plan, in the order in which they are committed.
 
-Names are POSIX paths relative to the published URL. A file comes after all files that it names:
+Names are POSIX paths relative to the published URL. Each file comes after all files that it names:
 data, manifests of shards, manifests of splits, the plan.
 """
 
@@ -29,9 +29,9 @@ DATA, SHARD, SPLIT, PLAN = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file to publish. `sha256` is taken from the manifest that names it, else from the current
-    file. `tier` is DATA, or the tier of a manifest or plan. `content` is set if it differs from the
-    file's content."""
+    """A file to publish. A file to publish. `sha256` is taken from the manifest that names the
+    file, else from the file itself. `tier` is DATA, or the tier of a manifest or plan. `content` is
+    set if it differs from the file's content."""
 
     name: str
     path: Path
@@ -97,8 +97,8 @@ def _of_split(path: Path, root: Path) -> list[Piece]:
 
 
 def _blocks_of(manifest: Manifest) -> Path:
-    """The blocks file of a manifest; it is made if it is missing, damaged or belongs to another
-    manifest."""
+    """The file `blocks.json` of a manifest. It is written again if it is missing, damaged or
+    belongs to another manifest."""
     path = manifest.path.with_name(BLOCKS_NAME)
     try:
         read_blocks(path, manifest)
@@ -125,5 +125,6 @@ def _piece(
 
 
 def _in_order(pieces: list[Piece]) -> list[Piece]:
-    """Each file once, data first. If several manifests name a file, the last piece is used."""
+    """Each file once, data first. If several manifests name a file, the piece of the last manifest
+    is used."""
     return sorted({piece.name: piece for piece in pieces}.values(), key=lambda p: (p.tier, p.name))

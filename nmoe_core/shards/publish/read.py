@@ -35,7 +35,7 @@ from nmoe_core.shards.verify import Problem, on_this_machine, shard_manifests, v
 
 _WORKERS = 8
 _DEPTHS = range(1, 5)  # depths at which to search manifests below a directory without a manifest
-_HEAD_BYTES = 4200  # more than the longest header of a shard file
+_HEAD_BYTES = 4200  # bytes to copy of a large file; more than the longest header of a shard file
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Opened:
         return [Problem(p.check, _of_url(p.error, self.root, self.url)) for p in found]
 
     def left_out(self) -> dict[str, Any]:
-        """As `shards.manifest.left_out`, for the first manifest."""
+        """`shards.manifest.left_out` of the first manifest."""
         manifest = self.manifests[0]
         at_hand = on_this_machine if self.url is None else self._at_hand
         with at_hand(manifest, shard_manifests(manifest), True):
@@ -125,7 +125,8 @@ def opened(where: str) -> Iterator[Opened]:
 
 
 def _manifest_in(directory: Path) -> Path:
-    """The manifest in a directory. Raises FormatError if there is none (E-MANIFEST-MISSING)."""
+    """The manifest in a directory. Raises FormatError if the directory has no manifest
+    (E-MANIFEST-MISSING)."""
     path = directory / MANIFEST_NAME
     if path.exists():
         return path
@@ -134,7 +135,9 @@ def _manifest_in(directory: Path) -> Path:
     raise FormatError(
         "the directory has no manifest",
         where=directory,
-        do=f"name a manifest below it, such as {' or '.join(names)}" if names else "run prep",
+        do=f"name a manifest below this directory, such as {' or '.join(names)}"
+        if names
+        else "run prep",
         code="E-MANIFEST-MISSING",
     )
 

@@ -1,10 +1,10 @@
 """Publishes a committed tree: `nmoe publish`, and the asset `published_plan`.
 
 Files that the store already has are not sent again: `publication.json` at the URL has the digest of
-each sent file, and the store's own mark (such as an ETag) shows whether the file has changed since.
-Manifests and the plan are sent last. If data of a published manifest must be replaced, that
-manifest and the plan are deleted first, so a reader finds complete data or an uncommitted
-directory, never a mixture. An interrupted publish can be resumed.
+each sent file, and the store's mark of the file (such as an ETag) shows whether the file has
+changed since then. Manifests and the plan are sent last. If data of a published manifest must be
+replaced, the manifest and the plan are deleted first. So a reader finds complete data or a
+directory without a manifest, never a mixture. An interrupted publish can be resumed.
 """
 
 import hashlib
@@ -76,8 +76,8 @@ def publish(path: Path, url: str, *, is_dry: bool = False) -> Result:
 
 
 def _refuse_own_place(url: str, pieces: Sequence[Piece]) -> None:
-    """Refuse a URL inside the data directory: a publish deletes files before it replaces them, so
-    it would delete the data."""
+    """Raise ConfigError if the URL is inside the data directory: a publish deletes files before it
+    replaces them, so it would delete the data itself."""
     if urlsplit(url).scheme != "file":
         return
     for piece in pieces:
@@ -143,7 +143,7 @@ def _send(url: str, piece: Piece) -> store.Found:
 
 
 class _Record:
-    """`publication.json`: the digest of each sent file, and the store's mark of it."""
+    """`publication.json`: the digest of each sent file, and the store's mark of the file."""
 
     def __init__(self, url: str) -> None:
         self._url = join(url, RECORD_NAME)

@@ -79,7 +79,7 @@ def test_a_calibration_says_what_it_keeps_of_each_source_and_what_its_bound_cost
     assert list(shares) == sorted(shares)
     assert main([*call.split(), "--set=calibration.max_false_drop=0.05"]) == 0
     printed = capsys.readouterr().out
-    for part in ("kept of", "books", "on more such labels", "without a margin"):
+    for part in ("kept of", "books", "on more labels", "without a margin"):
         assert part in printed
 
 
