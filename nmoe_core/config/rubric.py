@@ -42,8 +42,7 @@ class Rubric(StrictModel):
 
     @classmethod
     def load(cls, path: Path) -> Rubric:
-        """Read a rubric file. Read a rubric. Raises ConfigError if the file is missing or
-        malformed."""
+        """Read a rubric file. Raises ConfigError if it is missing or malformed."""
         return validate(cls, read_toml(path), path)
 
     @field_validator("dimensions")

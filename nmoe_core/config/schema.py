@@ -75,7 +75,7 @@ def run_keys() -> dict[str, Key]:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """Parse `key=value`. Parse `key=value`. Raises ConfigError if `=` is missing or the key cannot
+    """Parse `key=value`. Raises ConfigError if `=` is missing or the key cannot
     have this value. Accepts unknown keys, which the run refuses later."""
     name, equals, value = text.partition("=")
     if not equals:

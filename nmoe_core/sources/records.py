@@ -214,7 +214,7 @@ class Source(ABC):
         return {}
 
     def check(self) -> None:  # noqa: B027  (text and JSON lines have no shape to check)
-        """Open the source and check the fields of its first records; Raises the errors of
+        """Open the source and check the fields of its first records. Raises the errors of
         `blocks()`."""
 
     def samples(self) -> Iterator[Sample]:

@@ -137,8 +137,8 @@ def _show_rebuild(facts: dict[str, Any]) -> None:
         names = _names(list(again["data"]))
         print(f"data shards that hold the text: {names}")
         print(
-            "  they keep it until you remove the documents from the source and run prep again; "
-            "scores, topics and attributes follow; nmoe versions lists earlier versions"
+            "  these shards keep the text until you remove the documents from the source, then run "
+            "prep and the tasks after it again; nmoe versions lists earlier versions"
         )
 
 

@@ -29,7 +29,7 @@ DATA, SHARD, SPLIT, PLAN = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A file to publish. A file to publish. `sha256` is taken from the manifest that names the
+    """A file to publish. `sha256` is taken from the manifest that names the
     file, else from the file itself. `tier` is DATA, or the tier of a manifest or plan. `content` is
     set if it differs from the file's content."""
 
