@@ -8,8 +8,7 @@ an error that names the file. Memory: about 2 MiB per block, or one longer line 
 
 Other forms are converted to JSON lines: a CSV or TSV file with a header, whose values are text; a
 file in UTF-16 with a byte order mark; and a file that is one JSON array, or one object over several
-lines. A JSON array or object is read into memory as a whole, so the limit of a record applies to
-its file.
+lines. A JSON array or object is read as a whole, so the limit of a record applies to it.
 """
 
 import codecs
