@@ -98,13 +98,12 @@ def change_commands_of_dev(changes: Mapping[str, str]) -> None:
     """Replace words in the commands of the processes that `dagster dev` starts."""
     from dagster._cli import dev
 
-    names = vars(dev)
-    start = names["open_ipc_subprocess"]
+    start = dev.open_ipc_subprocess
 
     def start_changed(parts: Sequence[str], **options: Any) -> Any:
         return start([changes.get(part, part) for part in parts], **options)
 
-    names["open_ipc_subprocess"] = start_changed
+    dev.open_ipc_subprocess = start_changed
 
 
 def event_files(instance: dg.DagsterInstance, run_id: str) -> list[Path]:
