@@ -24,12 +24,15 @@ class Model(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB))
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """inputs, targets: [batch, time]."""
+    def forward(
+        self, inputs: torch.Tensor, targets: torch.Tensor, divisor: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """inputs, targets: [batch, time]. divisor: `targets_per_rank` of a whole step, if these are
+        one of its micro-batches."""
         folded = torch.where(targets == IGNORE_INDEX, targets, targets % VOCAB)
         logits = self.layers(inputs % VOCAB)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), folded.flatten(), reduction="sum")
-        return loss / targets_per_rank(targets)
+        return loss / (targets_per_rank(targets) if divisor is None else divisor)
 
 
 def read_arguments(description: str) -> argparse.Namespace:

@@ -25,9 +25,12 @@ EXAMPLES = {
     "with_accelerate": "accelerate",
     "like_torchtitan": "torch",
     "like_nanochat": "torch",
+    "with_accumulation": "torch",
     "with_lightning": "lightning",
     "with_transformers": "transformers",
 }
+# With another model, or with sums in another order, than the plain loop.
+OWN_LOSSES = {"with_transformers", "with_accumulation"}
 SLOW = {"with_lightning", "with_transformers"}  # seconds to import
 WITH_WORKERS = {"with_dataloader", "with_stateful_dataloader", "with_transformers"}
 
@@ -55,7 +58,7 @@ def whole(examples, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         assert sorted(found) == list(range(STEPS))
         return found
 
-    return lambda name: losses(name if name == "with_transformers" else "like_nanochat")
+    return lambda name: losses(name if name in OWN_LOSSES else "like_nanochat")
 
 
 def example(name: str, needs: str) -> Any:
@@ -74,6 +77,18 @@ def test_an_example_killed_and_resumed_has_the_losses_of_a_plain_loop(
     assert sorted({*before, *after}) == list(range(STEPS))
     for step, loss in [*before.items(), *after.items()]:
         assert loss == whole(name)[step], step
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_micro_batches_learn_what_a_whole_step_does(examples, two_stages, tmp_path, ranks):
+    plan = tmp_path / "plan.json"
+    packed = resolve_plan(two_stages.cfg | {"packing": "best_fit", "batch_size": 11})
+    plan.write_text(packed.placed_in(tmp_path).to_json())
+    run = ("--steps", 8)
+    whole = examples.run("like_nanochat", tmp_path / "whole", *run, plan=plan)
+    parts = examples.run("with_accumulation", tmp_path / "parts", *run, ranks=ranks, plan=plan)
+    assert len(parts) == 8
+    assert parts == pytest.approx(whole, abs=1e-5)
 
 
 @pytest.mark.slow
