@@ -98,12 +98,13 @@ def change_commands_of_dev(changes: Mapping[str, str]) -> None:
     """Replace words in the commands of the processes that `dagster dev` starts."""
     from dagster._cli import dev
 
-    start = dev.open_ipc_subprocess
+    names = dev.__dict__
+    start = names["open_ipc_subprocess"]
 
     def start_changed(parts: Sequence[str], **options: Any) -> Any:
         return start([changes.get(part, part) for part in parts], **options)
 
-    dev.open_ipc_subprocess = start_changed
+    names["open_ipc_subprocess"] = start_changed
 
 
 def event_files(instance: dg.DagsterInstance, run_id: str) -> list[Path]:
