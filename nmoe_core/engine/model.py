@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmoe_core.base.errors import ConfigError, TokenizerError
+from nmoe_core.base.errors import CheckpointError, ConfigError, TokenizerError
 from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine import backend
 from nmoe_core.engine.attention import Context
@@ -35,6 +35,7 @@ class Transformer(nn.Module):
     """A loaded model: `blocks` made by `runtime.block`, and `tables` from `Checkpoint.tables`.
 
     Attributes:
+        has_head: Whether the checkpoint has an unembedding. Without one there are no logits.
         tokens_processed: Number of real tokens that entered the first block, over all calls.
         use_graphs: Whether decoding steps are recorded as graphs, if the blocks run on kernels.
     """
@@ -46,11 +47,13 @@ class Transformer(nn.Module):
         blocks: Sequence[nn.Module],
         tables: dict[str, Tensor],
         digest: str,
+        has_head: bool = True,
     ) -> None:
         super().__init__()
         self.config = config
         self.runtime = runtime
         self.digest = digest
+        self.has_head = has_head
         self.tokens_processed = 0
         self.embedding = nn.Parameter(tables["embedding"], requires_grad=False)
         self.blocks = nn.ModuleList(blocks)
@@ -116,7 +119,8 @@ class Transformer(nn.Module):
                 runtime.block(config, layer, checkpoint.layer(layer, dtype, form), runtime.experts)
                 for layer in range(config.num_hidden_layers)
             ]
-        return cls(config, runtime, blocks, tables, checkpoint_digest(path))
+            has_head = checkpoint.layout.has_head
+        return cls(config, runtime, blocks, tables, checkpoint_digest(path), has_head)
 
     @torch.inference_mode()
     def forward(
@@ -148,7 +152,10 @@ class Transformer(nn.Module):
         Raises:
             ConfigError: Arguments do not fit each other or the model (E-CONFIG-FORWARD).
             TokenizerError: An id is outside the vocabulary (E-TOKENIZER-VOCAB).
+            CheckpointError: Logits of a base model without a head (E-CHECKPOINT-HEAD).
         """
+        if not no_logits:
+            self._require_head()
         taps = tuple(return_hidden_states)
         done = input_ids.layer if isinstance(input_ids, Residual) else 0
         last = self._last_block(taps, up_to_layer, no_logits, done)
@@ -180,6 +187,7 @@ class Transformer(nn.Module):
             rotation: complex64 [N, head_dim / 2], of the rows' positions.
             wanted: int64 [M], rows whose logits are returned.
         """
+        self._require_head()
         self.tokens_processed += len(input_ids)
         recorder = self._recorder_of(context.cache)
         if recorder is not None and recorder.takes(context):
@@ -204,6 +212,14 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, context, rotation)
         return x
+
+    def _require_head(self) -> None:
+        if not self.has_head:
+            raise CheckpointError(
+                "logits of a base model without a head",
+                do="ask for hidden states with no_logits, or load the causal language model",
+                code="E-CHECKPOINT-HEAD",
+            )
 
     def _logits(self, x: Tensor, min_rows: int = MIN_ROWS) -> Tensor:
         return linear(self.norm(x), self.unembedding, min_rows=min_rows).float()

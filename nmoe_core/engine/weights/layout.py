@@ -37,8 +37,9 @@ class TensorSpec:
 class Layout:
     """A published layout of the tensors.
 
-    `parts` maps a part of a block to its stored tensors, which are concatenated by rows. `experts`
-    maps expert matrices in the same way: to the stem of a stack, or to the matrices of expert `{}`.
+    A layout without a head (`has_head`) has no logits. `parts` maps a part of a block to its stored
+    tensors, which are concatenated by rows. `experts` maps expert matrices in the same way: to the
+    stem of a stack, or to the matrices of expert `{}`.
     """
 
     embedding: str
@@ -50,6 +51,7 @@ class Layout:
     packed_suffixes: tuple[str, str] = ("_blocks", "_scales")
     is_stacked: bool = True
     is_input_major: bool = False
+    has_head: bool = True
 
     def block_name(self, layer: int, name: str) -> str:
         """Full name of a block's tensor; `layer` counts from 0."""
@@ -128,16 +130,25 @@ def layouts(config: ModelConfig) -> tuple[Layout, ...]:
     unembedding = HUGGING_FACE.unembedding
     if config.tie_word_embeddings:
         unembedding = HUGGING_FACE.embedding
-    return (
-        dataclasses.replace(
-            HUGGING_FACE,
-            unembedding=unembedding,
-            parts=parts,
-            experts=experts,
-            is_stacked=False,
-            is_input_major=False,
-        ),
+    whole = dataclasses.replace(
+        HUGGING_FACE,
+        unembedding=unembedding,
+        parts=parts,
+        experts=experts,
+        is_stacked=False,
+        is_input_major=False,
     )
+    # A base model is stored without a prefix; it has a head only if the tables are tied.
+    embedding = HUGGING_FACE.embedding.removeprefix("model.")
+    base = dataclasses.replace(
+        whole,
+        embedding=embedding,
+        unembedding=embedding,
+        final_norm=whole.final_norm.removeprefix("model."),
+        block_prefix=whole.block_prefix.removeprefix("model."),
+        has_head=config.tie_word_embeddings,
+    )
+    return whole, base
 
 
 def part_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

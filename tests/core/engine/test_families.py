@@ -13,7 +13,12 @@ from nmoe_core.engine import ModelConfig, Transformer, make_tiny_checkpoint
 from nmoe_core.engine.weights.config import FULL, SLIDING
 from nmoe_core.engine.weights.rope import Llama3Scaling, YarnScaling
 from nmoe_core.engine.weights.tiny_config import tiny_config
-from tests.core.engine.builders import assert_equals_transformers, greedy, make_generator
+from tests.core.engine.builders import (
+    HIDDEN_RTOL,
+    assert_equals_transformers,
+    greedy,
+    make_generator,
+)
 from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
@@ -233,6 +238,30 @@ def test_a_head_beside_tied_tables_is_read_unless_it_is_a_copy(
     ours = Transformer.from_checkpoint(tmp_path)
     assert (ours.unembedding.data_ptr() == ours.embedding.data_ptr()) == is_copy
     assert_equals_transformers(ours, _read_by_transformers(tmp_path), _ids(ours, 2, 40))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_base_model_without_a_head_gives_states_and_logits_only_if_tied(
+    tmp_path: Path, family: str, is_tied: bool
+):
+    theirs = _reference(family, random.Random(4)).model
+    theirs.save_pretrained(tmp_path)
+    _edit(tmp_path, tie_word_embeddings=is_tied)
+    ours = Transformer.from_checkpoint(tmp_path)
+    ids = _ids(ours, 2, 40)
+    depth = ours.config.num_hidden_layers
+    _, states = ours(ids, return_hidden_states=(depth,), no_logits=True)
+    with torch.no_grad():
+        expected = theirs(ids).last_hidden_state
+    assert (ours.norm(states[depth]) - expected).norm() / expected.norm() <= HIDDEN_RTOL
+    if is_tied:
+        assert_equals_transformers(ours, _read_by_transformers(tmp_path), ids)
+        return
+    with refused("E-CHECKPOINT-HEAD", "without a head"):
+        ours(ids)
+    with refused("E-CHECKPOINT-HEAD", "without a head"):
+        make_generator(ours, 50).generate_batch([[1, 2, 3]], max_tokens=2)
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
