@@ -1,10 +1,10 @@
 """Grouped-query attention with sinks and a sliding window (gpt-oss model card, section 2).
 
-Each head has a learned sink: a logit that takes part in the softmax and whose probability is
-dropped, so that a head need not attend to any key. With a window of w, position i sees i - w + 1 ..
-i. `attend` computes one block of queries at a time; blocks start at multiples of 64 positions, so
-that a row's result does not depend on where a call starts. `attend_cached` takes one query per
-sequence.
+Each head has a learned sink: an extra logit in the softmax whose probability is dropped, so that a
+head need not attend to any key. With a window of w, position i attends to positions i - w + 1 to i.
+`attend` computes one block of queries at a time. Blocks start at multiples of 64 positions, so that
+a row's result does not depend on the first position of the call. `attend_cached` takes one query
+per sequence.
 """
 
 import functools
@@ -27,7 +27,8 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class Context(Protocol):
-    """Rows of a call: the keys that each query sees, and where they are in the cache."""
+    """The rows of a forward pass: the keys that each query attends to, and their places in the
+    cache."""
 
     @property
     def positions(self) -> Tensor:
@@ -45,7 +46,7 @@ class Context(Protocol):
         ...
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Mixed values [N, heads, head_dim] of one block, of rotated q, k and plain v.
+        """Attention output [N, heads, head_dim] of one block, from rotated q and k and from v.
 
         q is [N, heads, head_dim], k and v are [N, kv_heads, head_dim]; sinks is float32 [heads], or
         None for a model without sinks.
@@ -81,7 +82,8 @@ class Attention(nn.Module):
         self.out_bias = frozen(tensors.out_bias)
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
-        """Mix rows x [N, hidden], normalised, with the rows of their sequences."""
+        """Attention over the normalised rows x [N, hidden]; each row attends to rows of its own
+        sequence."""
         fused = linear(x, self.qkv_weight, self.qkv_bias, context.min_rows)
         q_size, _, v_size = self.qkv_sizes
         num_q = q_size // self.head_dim
@@ -130,17 +132,17 @@ def attend(
 
     Args:
         q: [B, kv_heads, group, T, head_dim] of positions start .. start + T - 1, not yet scaled.
-        k: [B, kv_heads, S, head_dim], the last S >= T of positions 0 .. start + T - 1; keys that a
-            window does not reach may be left out.
+        k: [B, kv_heads, S, head_dim], the last S >= T of positions 0 .. start + T - 1; keys outside
+            every window may be omitted.
         v: As `k`.
-        sinks: float32 [kv_heads * group], None for none.
-        window: Number of positions seen, including the query's own; None for all earlier ones.
+        sinks: float32 [kv_heads * group]; None for a model without sinks.
+        window: Number of visible positions, the query's included; None for all earlier positions.
         start: Position of the first query.
     """
     batch, num_kv, group, length, head_dim = q.shape
     lead = start % QUERY_BLOCK_SIZE
     tail = -(start + length) % QUERY_BLOCK_SIZE
-    # Always complete blocks: a product of a different shape would round a document's rows
+    # Pad to complete blocks: a product of a different shape would round a document's rows
     # differently.
     q = F.pad(q, (0, 0, lead, tail)).reshape(batch * num_kv, group, -1, head_dim)
     origin = 0 if window is None else max(0, start - lead - window + 1)
@@ -170,7 +172,7 @@ def attend_cached(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, mask: T
     """Attention of one query per sequence over keys in any order: [B, heads, head_dim].
 
     q is [B, heads, head_dim], not yet scaled; k and v are [B, S, kv_heads, head_dim]. mask, float32
-    [B, 1, 1, S], is 0 for a key that is seen, else minus infinity.
+    [B, 1, 1, S], is 0 for a visible key, and minus infinity for others.
     """
     num_kv = k.shape[2]
     grouped = q.unflatten(1, (num_kv, -1))
@@ -185,8 +187,9 @@ def _attend_block(
 ) -> Tensor:
     """Attention of q [X, Y, Q, D] over k and v [X, Y, S, D].
 
-    mask, [..., Q, S], is added to scores. None, on a CPU: the last Q keys are the queries' own, all
-    before them are seen, and k and v are equal along Y.
+    mask, [..., Q, S], is added to scores. A mask of None is for CPUs. It means that the last Q keys
+    are at the positions of the queries, that all earlier keys are visible, and that k and v are
+    equal along Y.
     """
     if mask is None:
         mixed, log_sum = _attend_causally(q, k, v)
@@ -203,10 +206,10 @@ def _attend_block(
 
 
 def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Mixed values and log-sums of the softmax of `_attend_block` without a mask.
+    """The attention output of `_attend_block` without a mask, and the log-sums of its softmax.
 
-    Keys before the block need none, and heads that share them are rows of one product: 5 % faster
-    at 2,048 keys than one call with a mask.
+    Keys before the block need no mask, and heads that share keys are rows of one product. At 2,048
+    keys, this is 5 % faster than one call with a mask.
     """
     past = slice(0, k.shape[2] - q.shape[2])
     own = slice(past.stop, None)
@@ -222,8 +225,8 @@ def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mask(num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """float32 [64, num_keys], 0 or minus infinity; keys end with the block of queries."""
-    # Few widths, cut to size: the cache then holds a mask for each, not one per number of keys.
+    """float32 [64, num_keys], 0 or minus infinity; the last 64 keys are the queries' own."""
+    # Cut the mask from a few widths, so that the cache does not hold one mask per number of keys.
     width = max(_NARROWEST_MASK, 1 << (num_keys - 1).bit_length())
     return _wide_mask(width, window, device)[:, width - num_keys :]
 

@@ -1,8 +1,9 @@
-"""Devices of this machine, their memory, and the runtime of a model on them.
+"""The devices of this machine, their memory, and the choice of a runtime for a model.
 
-Only this module chooses. A CPU runs plain torch, even if Triton's interpreter could run the
-kernels. A GPU runs the kernels if Triton is installed and the kernels are verified on its compute
-capability; any other GPU runs plain torch, and a log line says so.
+The runtime is chosen only here. On a CPU, a model runs in plain torch, even if Triton's interpreter
+could run the kernels. On a GPU, a model runs on the kernels if Triton is installed and the kernels
+are verified for the GPU's compute capability. On any other GPU, it runs in plain torch, and a log
+line says so.
 """
 
 import importlib.util
@@ -78,7 +79,7 @@ def has_kernels(device: torch.device | str) -> bool:
         return False
     major, minor = torch.cuda.get_device_capability(device)
     if major != CAPABILITY:
-        text = "%s has compute capability %d.%d: it runs plain torch (kernels are for %d.x alone)"
+        text = "%s has compute capability %d.%d: the model runs in plain torch (kernels: only %d.x)"
         _log.warning(text, device, major, minor, CAPABILITY)
     return major == CAPABILITY
 
@@ -116,10 +117,10 @@ def with_experts(
     dtype: torch.dtype,
     is_packed: bool,
 ) -> Runtime:
-    """The runtime with the requested MoE backend: its own, or a library's (`grouped.py`, `hub.py`).
-    `is_packed` means that the files have all experts as MXFP4. Raises ConfigError if the backend
-    does not support this model on this device (E-CONFIG-EXPERTS), or is not installed
-    (E-CONFIG-EXTRA)."""
+    """The runtime with the requested MoE backend: the runtime's own backend, or the backend of a
+    library (`grouped.py`, `hub.py`). `is_packed` means that the files have all experts as MXFP4.
+    Raises ConfigError if the backend does not support this model on this device (E-CONFIG-EXPERTS),
+    or is not installed (E-CONFIG-EXTRA)."""
     if choice not in ("grouped", "hub"):
         return runtime
     is_gpu = device.type == "cuda" and torch.cuda.is_available()
@@ -158,7 +159,8 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> i
 
 
 def room_bytes(device: torch.device) -> int | None:
-    """Memory of a GPU, or the available memory of the machine; None for other devices."""
+    """Memory of a GPU in bytes, or the available memory of the machine for a CPU; None for other
+    devices."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu":
@@ -174,8 +176,8 @@ def room_bytes(device: torch.device) -> int | None:
 
 
 def check_fits(checkpoint: Checkpoint, dtype: torch.dtype, form: ExpertForm) -> None:
-    """Refuse weights larger than the device's memory, and suggest settings that fit
-    (E-CONFIG-MEMORY).
+    """Raise ConfigError if the weights are larger than the device's memory; the error suggests
+    settings that fit (E-CONFIG-MEMORY).
 
     Only weights are counted; caches and activations need memory too.
     """

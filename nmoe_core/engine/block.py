@@ -64,8 +64,8 @@ class MixtureOfExperts(nn.Module):
         self._product = way.product
 
     def forward(self, x: Tensor, residual: Tensor, batching: Batching) -> Tensor:
-        """The residual plus the weighted sum of the experts of each row of x [N, hidden],
-        normalised."""
+        """The residual plus the weighted sum of each row's experts; x [N, hidden] are the
+        normalised rows."""
         chosen = self._route(x, batching.min_rows)
         return self._product(self.experts, x, chosen, residual, batching)
 
@@ -94,7 +94,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, context: Context, rotation: Tensor) -> Tensor:
-        """Map the residual [N, hidden] before the block to the residual after it.
+        """Map the residual [N, hidden] before the block to the residual after the block.
 
         rotation: complex64 [N, head_dim / 2], of the rows' positions.
         """
@@ -102,7 +102,7 @@ class Block(nn.Module):
         return self.mlp(self.mlp_norm(x), x, context)
 
 
-# Ids [N], context and rotation to float32 logits [N, vocab].
+# A forward pass: (ids [N], context, rotation) -> float32 logits [N, vocab].
 Forward = Callable[[Tensor, Any, Tensor], Tensor]
 
 
@@ -110,10 +110,10 @@ Forward = Callable[[Tensor, Any, Tensor], Tensor]
 class Runtime:
     """A way of running blocks: plain torch or kernels.
 
-    block: Makes a block from the configuration, its index, its weights and a MoE backend. experts:
-    The MoE backend. documents, step: Contexts for whole documents, and for new tokens over a cache.
-    record: Makes a recorder of decoding steps (`kernels.graphs`) from the forward pass, the
-    rotations of all positions and the cache.
+    block: Makes a block from the configuration, the block's index, its weights and a MoE backend.
+    experts: The MoE backend. documents: The context for whole documents. step: The context for new
+    tokens over a cache. record: Makes the object that captures decoding steps as CUDA graphs
+    (`kernels.graphs`), from the forward pass, the rotations of all positions and the cache.
     """
 
     block: Callable[[ModelConfig, int, LayerTensors, ExpertWay], nn.Module]

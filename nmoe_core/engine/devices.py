@@ -1,7 +1,7 @@
 """Data parallelism: one process per device, and every n-th item per process.
 
 `--shard i/n` (i from 0) selects the part of one process: items i, i + n, i + 2n, ... and device i
-of the machine. The processes share nothing; each loads the model.
+of the machine. The processes are independent; each loads the model.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Shard:
 
 def _bad_shard(found: str) -> ConfigError:
     return ConfigError(
-        "not a shard",
+        "invalid shard",
         found=found,
         expected="i/n with i from 0 to n - 1, such as 0/8",
         code="E-CONFIG-SHARD",

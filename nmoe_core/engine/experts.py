@@ -1,8 +1,9 @@
-"""The interface of MoE backends, which multiply rows by their experts, and the backend in plain
-torch.
+"""The interface of MoE backends, which multiply rows by the weights of their experts, and the
+backend in plain torch.
 
-A backend has two functions: one prepares a block's weights, the other multiplies. A setting chooses
-the backend, never a measurement at run time, because results of two backends differ by rounding.
+A backend has two functions: one prepares a block's weights, the other multiplies. The backend is
+chosen by a setting, not by a measurement at run time, because results of two backends differ by
+rounding.
 
 In plain torch, rows are sorted by expert and each expert runs once over its rows. A token's k
 results are added in the order of its logits, so the sum does not depend on the batch. Memory: k
@@ -23,8 +24,8 @@ from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
 from nmoe_core.engine.weights.mxfp4 import Experts
 
-# Experts with few rows are processed together, up to this many rows, so that the intermediate
-# results still fit into a core's cache.
+# Experts with few rows are processed together, up to RUN_ROWS rows, so that the intermediate
+# results fit into a core's cache.
 RUN_ROWS = 128
 
 Piece = tuple[int, int, int]
@@ -44,7 +45,7 @@ class Batching(Protocol):
 
     @property
     def min_rows(self) -> int:
-        """Rows that a product is filled up to (`packing.linear`)."""
+        """Number of rows to which a matrix product is padded (`packing.linear`)."""
         ...
 
     @property
@@ -82,12 +83,13 @@ class ExpertStacks(nn.Module):
         self.down_bias = frozen(tensors.down_bias)
 
     def multiply(self, run: list[Piece], x: Tensor, results: Tensor, min_rows: int) -> None:
-        """Compute rows [R, hidden], grouped by expert, into results [R, hidden]."""
+        """Multiply rows x [R, hidden], grouped by expert, by the experts of `run`; write results
+        [R, hidden]."""
         experts = [piece[0] for piece in run]
         counts = [stop - start for _, start, stop in run]
 
         def product(rows: Tensor, stack: Experts, bias: Tensor | None, out: Tensor) -> Tensor:
-            # One by one: a packed stack decodes each matrix when it is read.
+            # Read matrices one by one: a packed stack decodes each matrix when it is read.
             weights = (stack.matrix(expert) for expert in experts)
             biases = (None if bias is None else bias[expert] for expert in experts)
             return linear_pieces(rows.split(counts), weights, biases, min_rows, out)
@@ -110,7 +112,8 @@ def plain_swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
-    """(up + 1) * gate * sigmoid(alpha * gate), gate clamped above and up on both sides."""
+    """(up + 1) * gate * sigmoid(alpha * gate); gate is clamped to at most `limit`, up to
+    +-`limit`."""
     gate = gate.clamp(max=limit)
     up = up.clamp(-limit, limit)
     return up.add_(1).mul_(torch.mul(gate, alpha).sigmoid_().mul_(gate))
@@ -149,7 +152,7 @@ def _product(
 
 
 def _one_row(kept: ExpertStacks, x: Tensor, weights: Tensor, experts: list[int]) -> Tensor:
-    """The sum for a single row, as in decoding one sequence, without sorting."""
+    """The weighted sum for a single row, as in decoding one sequence; needs no sorting."""
     run = [(expert, i, i + 1) for i, expert in enumerate(experts)]
     results = x.new_empty(len(experts), x.shape[1])
     kept.multiply(run, x.expand(len(experts), -1), results, min_rows=1)

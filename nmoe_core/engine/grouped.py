@@ -1,9 +1,9 @@
 """The MoE backend that uses torch's grouped matmul (`moe_backend = "grouped"`).
 
 MXFP4 experts are decoded once, at load. Two library calls multiply copies of the rows, sorted by
-expert. Data never go to the host, so decoding steps can be recorded. The library sums in its own
-order, and a product in bfloat16 is rounded before its bias is added, so results differ from other
-backends by rounding.
+expert. No data are copied to the host, so decoding steps can be captured in CUDA graphs. The
+library sums in another order than the other backends, and rounds a bfloat16 product before the bias
+is added. So results differ from other backends by rounding.
 """
 
 import torch

@@ -1,9 +1,9 @@
 """The MoE backend that uses OpenAI's triton_kernels on MXFP4 experts (`moe_backend = "hub"`).
 
-The library reads packed weights in its own layout, made once at load, block by block; gates and ups
-alternate, as in the files. It sums in its own order, so results differ from other backends by
-rounding. Tests check the calls against the library's interface; docs/kernels.md names the tested
-build.
+The library reads packed weights in a layout of its own, to which weights are converted at load,
+block by block. Gates and ups alternate, as in the files. The library sums in another order than
+other backends, so results differ by rounding. Tests check the calls against the library's
+interface; docs/kernels.md names the tested build.
 """
 
 import functools
@@ -22,12 +22,12 @@ from nmoe_core.engine.weights.mxfp4 import PackedExperts
 
 REPOSITORY = "kernels-community/gpt-oss-triton-kernels"
 VERSION = 1
-CAPABILITIES = (8, 9)  # of GPUs; from 10 on the library needs scales in another layout
+CAPABILITIES = (8, 9)  # of GPUs; for 10 and above, the library needs another layout of scales
 
 
 class HubExperts(NamedTuple):
-    """Experts of one block as the library reads them: of each projection its weight [E, inputs,
-    outputs] in the library's layout, its bias float32 [E, outputs] and its scales."""
+    """The experts of one block in the library's form. For each projection: the weight [E, inputs,
+    outputs] in the library's layout, the bias float32 [E, outputs], and the scales."""
 
     num_experts: int
     gate_up: tuple[Any, Tensor, Any]
@@ -37,8 +37,8 @@ class HubExperts(NamedTuple):
 
 @functools.cache
 def library() -> Any:
-    """The library, from the hub or its cache. Raises ConfigError if it is not available, or the
-    package that loads it is not installed (E-CONFIG-EXTRA)."""
+    """The library, downloaded from the hub or read from the hub's cache. Raises ConfigError if the
+    library is not available, or the package that loads it is not installed (E-CONFIG-EXTRA)."""
     try:
         return importlib.import_module("kernels").get_kernel(REPOSITORY, version=VERSION)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
@@ -77,7 +77,7 @@ def _projection(blocks: Tensor, scales: Tensor, bias: Tensor) -> tuple[Any, Tens
     layout, options = layouts.make_default_matmul_mxfp4_w_layout(mx_axis=1)
     wrapped = tensor.wrap_torch_tensor(codes.mT, dtype=tensor.FP4)
     weight = tensor.convert_layout(wrapped, layout, **options)
-    # A layout may pad its storage, so use the shape of the weights.
+    # The library's layout may pad its storage, so set the shape of the weights.
     weight.shape = torch.Size((len(codes), 2 * codes.shape[2], codes.shape[1]))
     scale = tensor.convert_layout(tensor.wrap_torch_tensor(scales.mT), layouts.StridedLayout)
     flex = ogs.FlexCtx(rhs_data=ogs.InFlexData())
@@ -91,7 +91,7 @@ def _product(
         raise ConfigError(
             "results of triton_kernels may depend on the number of rows",
             found='moe_backend = "hub" and batch_invariant',
-            do='set moe_backend = "auto", or leave out batch_invariant',
+            do='set moe_backend = "auto", or do not set batch_invariant',
             code="E-CONFIG-EXPERTS",
         )
     if not len(x):
@@ -111,8 +111,8 @@ def _product(
 
 def _routing(chosen: Chosen, num_experts: int) -> tuple[Any, Any, Any]:
     """The choices in the library's form: weights and counts by expert, sources and destinations of
-    rows. Choice t * k + j is the j-th of row t. No data go to the host, so that decoding steps can
-    be recorded."""
+    rows. Choice t * k + j is the j-th expert of row t. Copies nothing to the host, so that decoding
+    steps can be captured in CUDA graphs."""
     routing = library().routing
     by_choice = chosen.experts.flatten().long()
     order = by_choice.argsort(stable=True)

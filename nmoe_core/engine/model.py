@@ -1,9 +1,9 @@
 """The transformer: embedding, blocks of attention and feed-forward, logits.
 
-Results equal the published model's in the requested dtype; norms, softmaxes and the router always
-use float32. With MKL on x86, a document's result is bit-identical in any batch; elsewhere it is
-equal up to rounding. Blocks can be run in parts, so that documents rejected by a first head can
-stop early.
+Results equal the results of the published model in the requested dtype. Norms, softmaxes and the
+router always use float32. With MKL on x86, a document's result is bit-identical in any batch;
+otherwise it is equal up to rounding. Blocks can be run in parts, so that a document that the first
+head drops need not run through all blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Transformer(nn.Module):
     Attributes:
         has_head: Whether the checkpoint has an unembedding. Without one there are no logits.
         tokens_processed: Number of real tokens that entered the first block, over all calls.
-        use_graphs: Whether decoding steps are recorded as graphs, if the blocks run on kernels.
+        use_graphs: Whether decoding steps are captured as CUDA graphs, if the blocks run on
+            kernels.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class Transformer(nn.Module):
             config: Replaces the checkpoint's configuration.
             device: Device of the weights and of the computation.
             dtype: torch.float32 or torch.bfloat16.
-            moe_backend: "packed" keeps MXFP4 experts as stored and decodes the ones that a batch
+            moe_backend: "packed" keeps MXFP4 experts as stored and decodes the experts that a batch
                 needs: the same numbers in a third of the memory of bfloat16, for more time.
                 "decoded" decodes them once. "auto" keeps them packed on a GPU and decodes them on a
-                CPU. "grouped" decodes them once and leaves their products to torch (`grouped.py`).
-                "hub" keeps them packed and leaves their products to triton_kernels (`hub.py`).
-            use_kernels: None to use them if the device has them (`backend.has_kernels`).
+                CPU. "grouped" decodes them once and multiplies with torch's grouped matmul
+                (`grouped.py`).
+                "hub" keeps them packed and multiplies with triton_kernels (`hub.py`).
+            use_kernels: Whether to run on kernels; None uses kernels if the device supports them
+                (`backend.has_kernels`).
 
         Raises:
             CheckpointError: As `open_checkpoint`; the kernels cannot take a scale of packed experts
@@ -111,10 +114,10 @@ class Transformer(nn.Module):
             runtime = with_experts(
                 runtime, moe_backend, config, device, dtype, checkpoint.is_packed
             )
-            # Read the tables first: pages read from a mapping count as memory, and they are the
-            # largest.
+            # Read the tables first: pages that are read from a mapping count as memory, and the
+            # tables are the largest tensors.
             tables = checkpoint.tables(dtype)
-            # One by one, so that the stored form of only one block is in memory.
+            # Read blocks one by one, so that the stored form of only one block is in memory.
             blocks = [
                 runtime.block(config, layer, checkpoint.layer(layer, dtype, form), runtime.experts)
                 for layer in range(config.num_hidden_layers)
@@ -137,12 +140,13 @@ class Transformer(nn.Module):
         Args:
             input_ids: int64 or int32 [B, T], right-padded; ids past a document's end are not read.
                 Or the residual of an earlier call, from which the next blocks continue.
-            lengths: int64 or int32 [B], tokens of each document; None when all have T.
+            lengths: int64 or int32 [B], number of tokens of each document; None if all documents
+                have T tokens.
             return_hidden_states: Numbers n of blocks, from 1, whose residual is returned: the
-                stream after block n, before the final norm.
+                residual stream after block n, before the final norm.
             up_to_layer: Number of the last block to run. Default: all, or without logits the last
                 one whose residual is returned.
-            no_logits: Leave out the final norm and the unembedding.
+            no_logits: Do not run the final norm and the unembedding.
 
         Returns:
             float32 logits [B, T, vocab]; with `return_hidden_states`, the pair of logits (None if
@@ -195,7 +199,8 @@ class Transformer(nn.Module):
         return self._logits(self._through(input_ids, context, rotation)[wanted], context.min_rows)
 
     def _recorder_of(self, cache: PagedCache) -> Any:
-        """The recorder of steps over this cache, if the runtime has one and `use_graphs` is on."""
+        """The object that captures decoding steps over this cache; None if the runtime has none or
+        `use_graphs` is off."""
         if self.runtime.record is None or not self.use_graphs:
             return None
         if self._recorder is None or self._recorder.cache is not cache:

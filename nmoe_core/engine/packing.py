@@ -20,7 +20,8 @@ from nmoe_core.base.errors import ConfigError
 
 MIN_ROWS = 16
 THIN_SIZE = 2048
-# Weights that are made float32 at a time: 4 MB, as a core's cache holds, measured on 2^16 to 2^26.
+# Number of weights that are converted to float32 at a time: 4 MB, which fit into a core's cache.
+# The fastest of the sizes from 2^16 to 2^26.
 WIDENED_SIZE = 1 << 20
 MIN_WIDENED_ROWS = 4
 
@@ -37,8 +38,8 @@ class Residual:
 class Packing:
     """Positions of the real tokens of a batch [B, T].
 
-    `rows` has their indices in the flattened batch, or None if every position is real; `positions`
-    has their positions within their documents. Both are int64 [N].
+    `rows` are the indices of the real tokens in the flattened batch, or None if the batch has no
+    padding. `positions` are their positions within their documents. Both are int64 [N].
     """
 
     batch_size: int
@@ -84,7 +85,8 @@ class Packing:
         return padded
 
     def unpack_ordinary(self, packed: Tensor) -> Tensor:
-        """As `unpack`, into a tensor that autograd accepts although inference mode is on."""
+        """Unpack as `unpack` does, into a tensor that autograd accepts although inference mode is
+        on."""
         if self.rows is None and not packed.is_inference():
             return self.unpack(packed)
         shape = (self.batch_size, self.length, *packed.shape[1:])
@@ -132,7 +134,8 @@ def linear_pieces(
     min_rows: int,
     out: Tensor,
 ) -> Tensor:
-    """`linear` of pieces of rows, each by a weight of its own, one after another in `out`."""
+    """Apply `linear` to several pieces of rows, each with its own weight and bias; the results are
+    written one after another into `out`."""
     products = zip(pieces, weights, biases, strict=True)
     if all(len(x) >= min_rows and _is_thin(x) for x in pieces):
         return torch.cat([_thin_product(*product) for product in products], out=out)
@@ -142,7 +145,7 @@ def linear_pieces(
 
 
 def _is_thin(x: Tensor) -> bool:
-    """Whether `_thin_product` is the fastest."""
+    """Whether `_thin_product` is the fastest way for this input."""
     is_small = 0 < len(x) <= 8 and x.numel() <= THIN_SIZE and x.dtype == torch.float32
     return is_small and x.device.type == "cpu" and _is_amd()
 
@@ -154,7 +157,7 @@ def _has_only_avx2() -> bool:
 
 
 def _widened_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
-    """F.linear of bfloat16 computed in float32 and rounded once, in groups of outputs."""
+    """F.linear for bfloat16: computed in float32, group of outputs by group, and rounded once."""
     out = x.new_empty(len(x), len(weight)) if out is None else out
     wide = x.float()
     step = max(1, WIDENED_SIZE // weight.shape[1])
@@ -172,9 +175,9 @@ def _is_amd() -> bool:
 
 
 def _thin_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear computed as `weight @ x.T`, whose transpose it is, not copied. With MKL and uncached
-    weights that is twice as fast for one to eight short rows on an AMD core, and half as fast on an
-    Intel core.
+    """F.linear computed as the transpose (a view) of `weight @ x.T`. With MKL and weights outside
+    the cache, this is twice as fast for one to eight short rows on an AMD core, and half as fast on
+    an Intel core.
     """
     result = torch.mm(weight, x.t()).t()
     return result if bias is None else result.add_(bias)
@@ -195,7 +198,7 @@ def is_integer(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """Type and shape, for a message."""
+    """The type and shape of a value, for error messages."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     return "None" if value is None else f"a {type(value).__name__}"

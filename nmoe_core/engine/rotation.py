@@ -2,9 +2,9 @@
 dimension i of its second half.
 
 YaRN (arXiv 2309.00071): frequencies above the blending range keep their value, frequencies below it
-are divided by the factor, and the rotation is scaled. Llama 3: like YaRN, but with another range
-and no scale. Angles are float32, computed in the same order of operations as in the published
-implementations.
+are divided by the factor, and the rotation is scaled. Llama 3: as YaRN, but with another blending
+range, and the rotation is not scaled. Angles are float32, computed in the same order of operations
+as in the published implementations.
 """
 
 import math
@@ -44,17 +44,18 @@ def pair_halves(heads: Tensor) -> Tensor:
     """Reorder dimension 1, head_dim, so that each first-half entry is followed by its second-half
     partner.
 
-    It is applied once to the rows of the query and key projections, [heads, head_dim, ...]; scores
-    do not change, since both are reordered in the same way.
+    The order of the query and key projections' rows, [heads, head_dim, ...], is changed once, at
+    load. Attention scores do not change, because queries and keys are reordered in the same way.
     """
     return heads.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn adjacent pairs of x [rows, heads, head_dim] by complex64 [rows, head_dim / 2].
+    """Rotate adjacent pairs of x [rows, heads, head_dim] by `rotation`, complex64 [rows, head_dim /
+    2].
 
-    This is one complex product, on one core nine times as fast as cosines and sines over strided
-    halves.
+    This is one complex multiplication. On one core it is nine times as fast as cosines and sines
+    over strided halves.
     """
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
@@ -65,7 +66,8 @@ def _ramp(config: ModelConfig, scaling: YarnScaling, device: torch.device | str)
     the factor."""
 
     def turning(turns: float) -> float:
-        """The (fractional) dimension pair that makes this many turns over the original context."""
+        """The (fractional) index of the dimension pair that makes `turns` full turns over the
+        original context."""
         wavelength = scaling.original_max_position / (turns * 2 * math.pi)
         return config.head_dim / 2 * math.log(wavelength) / math.log(config.rope_theta)
 

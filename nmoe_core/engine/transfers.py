@@ -1,7 +1,7 @@
-"""Small transfers between host and device without waiting on either side, and the current GPU.
+"""Small transfers between host and device that do not block, and the choice of the current GPU.
 
-Waiting for a copy means waiting for all earlier work of the device: a wait in every pass would keep
-the host from preparing the next pass while the device is busy.
+To wait for a copy is to wait for all earlier work of the device. With a wait in every pass, the
+host could not prepare the next pass while the device is busy.
 """
 
 import functools
@@ -34,13 +34,14 @@ def on_its_device(launch: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device. CUDA has read a small pageable array before this returns."""
+    """Copy an array to a device. For a small pageable array, CUDA has read it before this function
+    returns."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
 
 
 class Arriving:
-    """A tensor's values in transfer to the host; `tolist` waits for them, but not for later
-    work."""
+    """Values of a tensor that are being copied to the host; `tolist` waits for the copy, but not
+    for later work."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

@@ -1,13 +1,15 @@
-"""Measures how well predictions agree with the oracle, and the oracle with itself, with intervals.
+"""Measures how well predictions agree with the oracle, and how well the oracle agrees with itself,
+with intervals.
 
-Every head is compared with predictors that know only a document's source or only its length: a head
-that does not agree better has not learned from the text. AUC is computed here because scikit-learn
-is many times slower, and Wilson's interval because scipy rejects fractional counts.
+Every head is compared with predictors that know only a document's source or only its length. If a
+head does not agree better than these predictors, it has learned nothing from the text. AUC is
+computed here because scikit-learn is many times slower, and Wilson's interval because scipy rejects
+fractional counts.
 
 The oracle's noise is measured on a sample that is labelled again: once with the rubric's dimensions
-in reverse order (`Rubric.turned`), once with sampled instead of most likely answers. The noise
-limits heads: the correlation of a perfect head with one labelling is about the square root of the
-correlation between two labellings.
+in reverse order (`Rubric.turned`), and once with sampled answers instead of the most likely
+answers. The noise limits heads: the correlation of a perfect head with one labelling is about the
+square root of the correlation between two labellings.
 """
 
 import math
@@ -93,8 +95,8 @@ def quadratic_kappa(predicted: np.ndarray, truth: np.ndarray, num_grades: int) -
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Probability that a positive scores above a negative, ties counting half; None unless both
-    exist."""
+    """Probability that a positive item scores above a negative item, with ties counted as half;
+    None if all items are of one class."""
     num_positive = int(positive.sum())
     num_negative = int((~positive).sum())
     if num_positive == 0 or num_negative == 0:
@@ -105,8 +107,8 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
     """95 % interval of `auc`: Wilson's interval with the number of trials that gives the variance
-    of Hanley and McNeil (1982), so its width is not zero at an AUC of 1. None below `MIN_ITEMS`
-    items or unless both classes exist."""
+    of Hanley and McNeil (1982), so its width is not zero at an AUC of 1. None if there are fewer
+    than `MIN_ITEMS` items, or if all items are of one class."""
     area = auc(scores, positive)
     if area is None or len(positive) < MIN_ITEMS:
         return None
@@ -130,8 +132,8 @@ def average_precision(scores: np.ndarray, positive: np.ndarray) -> float | None:
 
 
 def isotonic(scores: np.ndarray, outcomes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Isotonic regression: the non-decreasing function of the score that is nearest to the
-    outcomes.
+    """Isotonic regression: fit a non-decreasing function of the score to the outcomes, by least
+    squares.
 
     Returns ascending distinct scores and the value at each, for `numpy.interp`.
     """
@@ -223,10 +225,11 @@ def baselines(
     val: tuple[np.ndarray, Sequence[str], np.ndarray],
     scale: Scale = QUALITY,
 ) -> dict[str, Any]:
-    """Metrics on val of predictors that do not read the text, fitted on the same training labels.
+    """Metrics, on val, of predictors that do not read the text; they are fitted on the training
+    labels.
 
-    `train` and `val` are the oracle's scores `[N, D]`, the sources, and the lengths `[N]` in
-    tokens, 0 if not known.
+    `train` and `val` are triples: the oracle's scores `[N, D]`, the sources, and the lengths `[N]`
+    in tokens, 0 if not known.
     """
     fitted = scale.aggregate(train[0])
     truth = scale.aggregate(val[0])
@@ -253,12 +256,12 @@ def _group_means(train_groups: Any, train_values: np.ndarray, groups: Any) -> np
 
 
 def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
-    """Write `merged/noise_{split}.json` over the samples of all shards; None if no document was
-    labelled twice.
+    """Write `merged/noise_{split}.json`, from the samples of all shards; returns None if no
+    document was labelled twice.
 
     `kinds` has each kind of noise that was measured: `reliability` is the Spearman correlation of
-    the two aggregates, `ceiling` its square root; both are None if undefined. The fields of the
-    kind with the lowest reliability are repeated at the top level. Raises as `checked_digest`.
+    the two aggregates, `ceiling` its square root; both are None if undefined. The top level repeats
+    the fields of the kind with the lowest reliability. Raises as `checked_digest`.
     """
     path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     kinds = {kind: _noise(tree, split, name) for kind, name in NOISE_NAMES.items()}
@@ -306,8 +309,9 @@ def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
 
 
 def _is_of(again: Record, first: Record | None) -> bool:
-    """Whether a second label has the same text and scale as the first. They can differ: an old
-    sample stays if a new one is not requested, or if labelling ended before the sample."""
+    """Whether a second label has the same text and scale as the first. They can differ, because an
+    old sample is not replaced if no new sample is requested, or if labelling ended before the
+    sample."""
     if first is None or first.get("text_sha256") != again.get("text_sha256"):
         return False
     return not (first["ok"] and again["ok"]) or first.get("scale") == again.get("scale")

@@ -1,10 +1,11 @@
-"""Compares two files of labels, such as a second oracle's or a person's, with intervals.
+"""Compares two files of labels, for example of two oracles, or of an oracle and a person, with
+intervals.
 
-A row is one dimension, or the aggregate, within one source or `all` sources. A document counts if
-both files label it and both scorers read the same text. A label that a person corrected counts with
-the grades of its oracle. Intervals are bootstrapped from a fixed
-seed and omitted below 10 documents; the interval of `same` is Clopper-Pearson's. Cost: 1.5 seconds
-for 800 documents of seven sources.
+A row of the result compares one dimension, or the aggregate, within one source or in `all` sources.
+A document is compared if both files label it and both scorers read the same text. A label that a
+person corrected counts with the grades of its oracle. Intervals are bootstrapped from a fixed seed
+and omitted below 10 documents; the interval of `same` is Clopper-Pearson's. 800 documents of seven
+sources take 1.5 seconds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -62,8 +63,9 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
 
 
 def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Lin's concordance, which for grades equals kappa with quadratic weights; None if all values
-    are equal. scikit-learn's kappa takes a millisecond, and each interval needs 200 of them."""
+    """Lin's concordance, which equals kappa with quadratic weights if values are grades; None if
+    all values are equal. scikit-learn's kappa takes a millisecond per call, and each interval needs
+    200 calls."""
     expected = a.var() + b.var() + (a.mean() - b.mean()) ** 2
     return float(1 - ((a - b) ** 2).mean() / expected) if expected > 0 else None
 
@@ -95,8 +97,8 @@ def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
 
 
 def _is_same_text(a: Record, b: Record) -> bool:
-    """Whether two records label the same text; a record without a text's hash (a person's) matches
-    any text."""
+    """Whether two records label the same text. A record without the text's hash, such as a person's
+    record, matches any text."""
     texts = {record["text_sha256"] for record in (a, b) if record.get("text_sha256")}
     return len(texts) < 2
 

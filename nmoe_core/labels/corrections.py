@@ -1,9 +1,9 @@
 """A person's corrections of labels: `labels/corrections.jsonl`, applied when labels are merged.
 
-A correction belongs to a text and a rubric: it applies to every document with that text, also after
-documents are added or the tokenizer changes. Lines are only appended; the last line for a text
-counts. The oracle's labels do not change; the merged record has the oracle's label and the person,
-time and reason of the correction.
+A correction belongs to a text and a rubric: it applies to every document with that text, even after
+documents are added or the tokenizer changes. Lines are only appended; the last line for a text is
+used. The oracle's label files do not change. The merged record holds the oracle's label, and the
+person, time and reason of the correction.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,8 @@ text's hash."""
 def correct_label(
     run: Run, doc_id: str, scores: Mapping[str, Any], by: str, note: str = ""
 ) -> Record:
-    """Append the correction of a labelled document; dimensions that are not given keep their grade.
+    """Append the correction of a labelled document; dimensions that are not in `scores` keep their
+    grade.
 
     Returns the correction. Raises LabelError if the document has no label (E-LABEL-MISSING), its
     label failed by another rubric than the run's (E-LABEL-MIXED), or the scores are not integer

@@ -1,9 +1,9 @@
 """Estimates the cost of labelling: questions, tokens and price, without asking the oracle.
 
-Prompts are counted by the run's tokenizer, plus a fixed number for the template and schema that a
-server adds. An answer counts with the mean length of this run's answers or, before the first
-answer, with the maximum. Retries are not included. The estimate reads the texts: each distinct text
-is one question; empty texts need none.
+The tokens of prompts are counted with the run's tokenizer, plus a fixed number for the template and
+schema that a server adds. An answer is taken to have the mean length of the oracle's earlier
+answers, or the maximum length if there are fewer than `MIN_ANSWERS`. Retries are not included. The
+estimate reads the texts: each distinct text is one question; an empty text needs no question.
 """
 
 import functools
@@ -43,12 +43,12 @@ def estimate_labels(
     tokenizer: Tokenizer,
     jobs: Iterable[tuple[str, Iterable[Part]]],
 ) -> dict[str, Estimate]:
-    """Estimate the questions that labelling would still ask: per job name, and for `all` jobs. The
-    jobs are given by name, with their parts."""
+    """Estimate the questions that labelling would still ask: per job name, and for `all` jobs.
+    `jobs` has the name and the parts of each job."""
     prompt = rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
     rows: dict[str, tuple[int, ...]] = {}
-    # Texts to ask about, shared by the jobs that reuse each other's answers.
+    # Texts to ask about; jobs that reuse each other's answers share one set of texts.
     seen: dict[tuple[str, tuple[Path, ...]], set[bytes]] = {}
     with ExitStack() as stack:
 
@@ -75,7 +75,8 @@ def estimate_labels(
 
 
 def require_cost(found: Estimate, max_cost: float, model: str) -> None:
-    """Refuse labels that would cost more than `[oracle.http] max_cost` (E-LABEL-COST)."""
+    """Raise LabelError if the labels would cost more than `[oracle.http] max_cost`
+    (E-LABEL-COST)."""
     if (cost := found.cost or 0.0) > max_cost:
         raise LabelError(
             "labelling would cost more than allowed",

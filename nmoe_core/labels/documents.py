@@ -1,8 +1,8 @@
 """The documents that an oracle scores: ids, sources, and a way to read one text at a time.
 
-The text of a document in a token shard is its decoded beginning. Labelling, grading and calibration
-parse a JSON lines file in the same way, by the rules of prep (docs/formats.md). A duplicate id is
-refused before files are written. Memory: ids and offsets, and one text.
+The text of a document in a token shard is decoded from its first tokens. Labelling, grading and
+calibration parse a JSON lines file in the same way, by the rules of prep (docs/formats.md). A
+duplicate id raises an error before files are written. Memory holds ids, offsets and one text.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ READER = "jsonl-texts/1"
 class Documents:
     """Documents to label: `rows` holds (document id, source), in order.
 
-    `fingerprints` are digests of everything that the texts depend on. `text` returns the text of an
-    id, `num_tokens` its length; both may raise FormatError. Labels of earlier versions with
-    `former_data` as their fingerprint `data` stay valid.
+    `fingerprints` are digests of everything that the texts depend on. `text` returns the text of a
+    document id, and `num_tokens` its length in tokens; both may raise FormatError. Labels of
+    earlier versions stay valid if their fingerprint `data` is `former_data`.
     """
 
     rows: list[tuple[str, str]]
@@ -48,7 +48,7 @@ class Documents:
     num_tokens: Callable[[str], int]
     former_data: str | None = None
     labelled: tuple[Path, ...] = ()
-    """Directories of labels that are searched for answers about equal texts."""
+    """Directories of labels in which answers about equal texts are searched."""
 
     def sample(self, count: int) -> Documents:
         """Sample `count` documents by a hash of their ids, in the same order."""
@@ -125,8 +125,8 @@ class JsonlTexts:
     Args:
         path: The file, UTF-8, with or without a byte order mark.
         text_field: Key of the text; a null value is an empty text.
-        id_field: Key of the id, which each line must have. With None, a line's id is its `doc_id`,
-            else its `id`, else its place in the file.
+        id_field: Key of the id, which each line must have. If None, a line's id is its `doc_id`,
+            else its `id`, else `{source}/{file}:{row}`.
 
     Attributes:
         rows: (document id, source) of each line that is not blank. The source is the line's

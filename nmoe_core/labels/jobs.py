@@ -36,8 +36,8 @@ class LabelJob(NamedTuple):
 
 
 class Sampled:
-    """Wraps an oracle so that it samples answers instead of taking the most likely ones. Samples
-    are independent of each other and of samples that the wrapped oracle draws."""
+    """Wraps an oracle so that it samples its answers, instead of giving the most likely answers.
+    The samples are independent of each other and of samples that the wrapped oracle draws."""
 
     def __init__(self, oracle: Oracle) -> None:
         version = f"{oracle.scorer.scorer_version}/sampled"
@@ -53,15 +53,16 @@ class Sampled:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Labelling:
-    """The parts of a run that labelling reads; see `labelling_of`.
+    """The parts of a run that labelling needs; see `labelling_of`.
 
     Attributes:
         tree: The paths of the run.
         rubric: The rubric of the labels; noise is also measured with its dimensions in reverse.
         table: The oracle's settings.
         tokenizer: The tokenizer of the shards.
-        base: The directory from which the table's relative paths start.
-        replace: Whether labels of another oracle are dropped; "free": only if they cost nothing.
+        base: The directory to which the table's relative paths are relative.
+        replace: Whether labels of another oracle are dropped; "free": only labels that cost
+            nothing.
     """
 
     tree: Tree
@@ -79,8 +80,8 @@ class Labelling:
         return self._oracles[rubric]
 
     def without_key(self) -> "Labelling":
-        """The same without the key of the oracle's server: only for fingerprints, which send no
-        request."""
+        """A copy without the API key of the oracle's server. Use it only for fingerprints, which
+        send no request."""
         if self.table.http is None:
             return self
         http = self.table.http.model_copy(update={"api_key_env": None})
@@ -141,8 +142,8 @@ class Labelling:
     def label_slices(
         self, sources: Sequence[str], keys: Sequence[str] | None, *, is_whole_budget: bool
     ) -> Iterator[tuple[LabelJob, Result]]:
-        """Label slices, by default all. `is_whole_budget`: the cost of all slices is limited, not
-        only of these. Raises as `slice_jobs` and `label`."""
+        """Label slices, by default all. If `is_whole_budget`, the cost limit applies to all slices
+        of the run, not only to these slices. Raises as `slice_jobs` and `label`."""
         self._require_budget(self.slice_jobs(sources, None if is_whole_budget else keys))
         for job in self.slice_jobs(sources, keys):
             yield job, self._label(job)
@@ -156,7 +157,7 @@ class Labelling:
             yield job, self._label(job)
 
     def _require_budget(self, jobs: Iterable[LabelJob]) -> None:
-        """Without `max_cost`, no document is read here."""
+        """If `max_cost` is not set, this reads no documents."""
         http = self.table.http
         if self.table.kind == "http" and http is not None and http.max_cost is not None:
             require_cost(self.estimate(jobs)["all"], http.max_cost, http.model)
@@ -167,7 +168,8 @@ class Labelling:
         made = label_shard(*first, replace=self.replace, max_retries=retries)
         facts = made.facts | {"scorer": first[2].scorer.name}
         for documents, out_dir, oracle in again:
-            # A sample is always replaced if it does not match the labels, which are current here.
+            # The labels are current at this point, so a sample that does not match them is always
+            # replaced.
             drops = isinstance(oracle, Sampled) or self.replace
             sample = label_shard(documents, out_dir, oracle, replace=drops, max_retries=retries)
             facts["relabelled"] = sample.facts["total"]
@@ -175,9 +177,9 @@ class Labelling:
 
 
 def labelling_of(run: Run) -> Labelling:
-    """What labelling reads of a run."""
+    """The parts of a run that labelling needs."""
     table = run.config.oracle
-    # If only the project file sets `replace`, labels that cost money survive a change of the
-    # oracle: they are dropped only if the command itself asks for it.
+    # If only the project file sets `replace`, a change of the oracle drops no labels that cost
+    # money. Such labels are dropped only if the command itself sets `replace`.
     drops = table.replace and (run.is_given("oracle.replace") or "free")
     return Labelling(run.tree, run.rubric, table, run.tokenizer, run.base, drops)

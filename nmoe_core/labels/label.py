@@ -3,8 +3,9 @@
 Records are appended and flushed as answers arrive; a killed run loses at most the record that it
 was writing. The next run cuts off the torn line and asks only about documents without a record. At
 the end the records are sorted into the order of the documents, so the bytes depend neither on kills
-nor on the order of answers. If documents or settings changed, labelling starts over. Equal texts
-are one question; an empty text is not asked about. Memory does not grow with the documents' text.
+nor on the order of answers. If documents or settings changed, labelling starts over. Documents with
+equal texts need one question; an empty text needs none. Memory does not grow with the length of the
+texts.
 """
 
 import json
@@ -56,7 +57,7 @@ SNIPPET_CHARS = 256
 PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
 Row = tuple[str, str]
-# Made once: `json.dumps` with options would make a new encoder on each call.
+# Make the encoder once: `json.dumps` with options would make a new encoder on each call.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -116,7 +117,7 @@ def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
 
 
 def is_answered(directory: Path) -> bool:
-    """Whether labelling is finished and the server failed on no document."""
+    """Whether labelling is finished, without a document on which the server failed."""
     summary = read_summary(directory / SUMMARY_NAME)
     is_parsed = summary.get("parsed") == summary.get("total")
     return is_parsed or not any(map(is_server_failure, read_records(directory / SCORES_NAME)))
@@ -137,7 +138,7 @@ class _Labelling:
         self.summary = out_dir / SUMMARY_NAME
         self.partial = out_dir / PARTIAL_NAME
         self.marks = Marks(documents.rows)
-        self.given_up: set[str] = set()  # documents that the server failed on in this run
+        self.given_up: set[str] = set()  # documents on which the server failed in this run
         self.fingerprints = label_fingerprints(documents, oracle)
         if documents.former_data is not None:
             former = self.fingerprints | {"data": documents.former_data}
@@ -145,8 +146,8 @@ class _Labelling:
                 self.fingerprints = former
 
     def finished(self) -> tuple[str, dict[str, Any]] | None:
-        """The digest and the summary of the existing labels if they are finished and current, else
-        None."""
+        """The digest and the summary of the existing labels; None if these are not finished or not
+        current."""
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
         clear_left(self.scores.parent, PARTIAL_NAME)
@@ -175,12 +176,12 @@ class _Labelling:
         self.marks.clear()
         log.clear()
         log.sync()
-        # Write it last, so that records are never attributed to the inputs of another run.
+        # Write this file last, so that records are never attributed to the inputs of another run.
         write_json(self.started, {"fingerprints": self.fingerprints})
 
     def _refuse_to_drop(self, began: Fingerprints | None, foreign: Scorer | None) -> None:
-        """Refuse to drop labels of another scorer, or of lines parsed by other rules, without an
-        explicit request."""
+        """Raise LabelError if labels of another scorer, or of lines that other rules parsed, would
+        be dropped without an explicit request."""
         then = began or {}
         now = self.fingerprints
         is_same_oracle = all(then.get(key) == now[key] for key in ("oracle", "rubric"))
@@ -200,8 +201,8 @@ class _Labelling:
             where=self.scores,
             found=found,
             expected=expected,
-            do="label into another directory; or drop them with --set oracle.replace=true; in a "
-            "configuration file this key only drops heuristic labels",
+            do="label into another directory; or drop these labels with --set oracle.replace=true "
+            "(in a configuration file, this key only drops heuristic labels)",
             code="E-LABEL-MIXED",
         )
 
@@ -255,9 +256,9 @@ class _Labelling:
         return len(asked), len(pending) - len(asked) - len(empty)
 
     def _by_text(self, pending: list[Row]) -> tuple[list[Row], dict[str, list[Row]], list[Row]]:
-        """Group documents by text: the first document of each text, the others by the id of the
-        first, and the documents with an empty text. A document to retry asks a question of its own,
-        even if its text is equal."""
+        """Group documents by text. Returns the first document of each text, the other documents by
+        the id of the first, and the documents with an empty text. A document that is retried gets
+        its own question, even if another document has the same text."""
         firsts: dict[tuple[bytes, int], str] = {}
         asked: list[Row] = []
         copies: dict[str, list[Row]] = {}
@@ -296,8 +297,8 @@ class _Labelling:
             raise self._wrong_count(f"{num_results} results", len(asked))
 
     def _settle(self, log: AppendLog, row: Row, shown: Shown, result: OracleResult) -> None:
-        """Append the record of a result. A failure of the server does not count as an attempt and
-        does not replace another record."""
+        """Append the record of a result. A server failure does not count as an attempt, and its
+        record does not replace another record."""
         attempts = self.marks.attempts(row[0]) + 1
         record = label_record(row, shown, result, self.oracle, attempts)
         if is_server_failure(record):
@@ -320,8 +321,8 @@ class _Labelling:
             yield Question(text.text, marks.num_refused(doc_id), marks.is_unanswered(doc_id))
 
     def _show_partial(self) -> None:
-        """Write the counts so far, for people who watch. It is not synced, because an fsync takes
-        milliseconds."""
+        """Write the counts so far, for people who watch the progress. The file is not synced,
+        because an fsync takes milliseconds."""
         seen = self.marks.num_marked
         parsed = self.marks.num_parsed
         counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
@@ -354,7 +355,8 @@ class _Labelling:
         summary: dict[str, Any] = {
             **coverage(outcomes),
             **self.oracle.scorer._asdict(),
-            # Documented, but always null: the number of resumes does not describe the labels.
+            # This documented field is always null, because the number of resumes is not a property
+            # of the labels.
             "resumed_from": None,
             "oracle": self.oracle.facts,
             "scores_sha256": digest,

@@ -1,9 +1,9 @@
-"""Label files: progress and digests of label shards, and the merged file of a split, which heads
-read.
+"""Label files: progress and digests of label shards, and the merged file of a split, on which heads
+are trained.
 
 A merged file holds each document once, in the order of the shards and their records. Labels of two
-scorers or two rubrics are refused, because their grades have different meanings. A file or a
-summary that was changed after it was written is refused too.
+scorers or two rubrics are refused, because their grades have different meanings. An error is also
+raised if a file or a summary was changed after it was written.
 """
 
 import fcntl
@@ -60,11 +60,11 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def checked_digest(path: Path) -> str:
-    """SHA-256 of a label file. Raises LabelError if the summary beside it has another value
+    """SHA-256 of a label file. Raises LabelError if the summary beside the file has another SHA-256
     (E-LABEL-CORRUPT).
 
-    A file without a summary is accepted as the user's own, unless its labelling is unfinished
-    (E-LABEL-COVERAGE).
+    A file without a summary is accepted as a file of the user, unless it belongs to unfinished
+    labelling (E-LABEL-COVERAGE).
     """
     is_shard = path.name == SCORES_NAME
     digest = sha256_file(path)
@@ -156,10 +156,9 @@ class Labels:
     """The parsed labels of a merged file, in the order of the file.
 
     `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 if
-    every row has an independent `target`, else None. `num_failed` counts rows without scores; of
-    these, `num_unsupported` have texts that the oracle does not judge. `num_salvaged` counts rows
-    that were left out because their reply also contained other text; leaving out rows changes
-    `digest`.
+    every row has an independent `target`, else None. `num_failed` counts rows without scores;
+    `num_unsupported` of these have texts that the oracle does not judge. `num_salvaged` counts
+    salvaged rows that were excluded; excluding rows changes `digest`.
     """
 
     path: Path
@@ -180,11 +179,11 @@ class Labels:
         return len(self.doc_ids) + self.num_failed - self.num_unsupported + self.num_salvaged
 
     def require_coverage(self) -> None:
-        """Refuse labels if most of them failed: the rest may not be representative
+        """Raise LabelError if most labels failed, because the others may not be representative
         (E-LABEL-COVERAGE)."""
         if (usable := len(self.doc_ids)) < MIN_PARSE_RATE * self.num_judged:
             raise LabelError(
-                "most labels failed; the rest may not be representative",
+                "most labels failed; the others may not be representative",
                 where=self.path,
                 found=f"{usable} of {self.num_judged} usable, {self.num_salvaged} salvaged",
                 expected=f"at least {MIN_PARSE_RATE:.0%}",
@@ -242,8 +241,8 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
 class ShardStatus:
     """The status of one label shard; counts are None if they are not known yet.
 
-    DONE: the summary exists. RUNNING: a process holds the shard's lock. PENDING: neither; after a
-    kill, `labelled` counts the documents that have records.
+    DONE: the summary exists. RUNNING: a process holds the shard's lock. PENDING: all other shards;
+    after a kill, `labelled` counts the documents that have records.
     """
 
     split: str
@@ -282,7 +281,8 @@ def _num_lines(path: Path) -> int | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether a process is writing to the shard; tries the lock and releases it at once."""
+    """Whether a process is writing to the shard. Takes the lock if it is free, and releases it at
+    once."""
     try:
         with open_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -294,11 +294,11 @@ def _is_locked(path: Path) -> bool:
 
 
 def require_current_labels(tree: Tree, split: str) -> None:
-    """Refuse labels of a split whose documents have changed since (E-LABEL-STALE).
+    """Raise LabelError if labelled documents of a split have changed since (E-LABEL-STALE).
 
-    An edited record shifts the token spans of later documents, and so their ids: a head would train
-    on texts that the oracle did not read. Labels of JSON lines are not checked. Raises also as
-    `read_summary`, and FormatError if a source is missing.
+    An edited record shifts the token spans, and so the ids, of later documents: a head would be
+    trained on texts that the oracle did not read. Labels of JSON lines files are not checked.
+    Raises also as `read_summary`, and FormatError if a source is missing.
     """
     digests: dict[tuple[str, ...], str] = {}  # cache: most shards have the same sources
     for summary in sorted((tree.labels / split).glob(f"shard_*/{SUMMARY_NAME}")):
@@ -316,6 +316,6 @@ def require_current_labels(tree: Tree, split: str) -> None:
                 where=summary.parent,
                 found=f"data {found}",
                 expected=f"{made_from}, which was labelled",
-                do="label again: job label, or nmoe hydra slices and oracle-label; then train",
+                do="label again (job label, or nmoe hydra slices and oracle-label); then train",
                 code="E-LABEL-STALE",
             )

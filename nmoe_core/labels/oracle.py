@@ -1,9 +1,9 @@
 """The protocol of oracles, and the records of their answers: the lines of a label file.
 
-An oracle scores texts by a rubric, or says why it could not. A scorer is a model, a version and a
-rubric; every record names all three, and a file never mixes labels of two scorers. The version is a
-digest of everything that an answer depends on and that can be measured: weights, prompt, decoding
-settings.
+An oracle scores texts by a rubric, or gives the reason why it could not. A scorer is a model, a
+version and a rubric. Every record names all three, and a file holds only labels of one scorer. The
+version is a digest of everything that an answer depends on and that can be recorded: weights,
+prompt, decoding settings.
 """
 
 import hashlib
@@ -24,20 +24,21 @@ from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
 
 Record = dict[str, Any]
 SCORES_NAME = "scores.jsonl"  # the label file in a directory of labels
-# Greedy decoding would repeat the same answer, so later attempts are sampled.
+# The temperature of later attempts: greedy decoding would repeat the first answer.
 RETRY_TEMPERATURE = 1.0
 # Finish reasons for texts that an oracle does not judge; they do not count as failures.
 UNSUPPORTED_SCRIPT = "unsupported_script"
 UNSUPPORTED_LANGUAGE = "unsupported_language"
 EMPTY_TEXT = "empty_text"  # the text is empty, so the oracle is not asked
-# Finish reasons of a server failure. Any other 4xx status means that it refused the document.
+# Finish reasons of a server failure. Any other 4xx status means that the server refused the
+# document.
 _SERVER_FAILED = re.compile(
     r"http_(?!4)\d+|http_408|http_429|timeout|connection_lost|not_json|error_reply|reply_too_large"
 )
 
 
 class Scorer(NamedTuple):
-    """The oracle and the rubric that scored; fields are named like the keys of records."""
+    """An oracle and its rubric; the fields have the names of the keys in records."""
 
     scorer_model: str
     scorer_version: str
@@ -56,10 +57,11 @@ class Question(NamedTuple):
     attempt: int = 0
     """Number of earlier answers that were not accepted."""
     is_again: bool = False
-    """Whether a server failed on it in an earlier run. Then it is tried once, without blocking
-    other questions."""
+    """Whether the server failed on this text in an earlier run. Such a text is tried once, and does
+    not block other questions."""
     is_redrawn: bool = False
-    """Whether the answer is sampled to measure noise, by comparison with the first answer."""
+    """Whether this is a second, sampled answer, which is compared with the first answer to measure
+    noise."""
 
     @property
     def is_drawn(self) -> bool:
@@ -67,8 +69,9 @@ class Question(NamedTuple):
         return self.attempt > 0 or self.is_redrawn
 
     def seed(self, first: int = 0) -> int:
-        """The seed of the answer: `first` plus the attempt. For a redrawn answer, 31 bits of a hash
-        of text and attempt: with one seed, all documents would get the same random numbers."""
+        """The seed of the answer: `first` plus the attempt. For a redrawn answer, the seed is 31
+        bits of a hash of text and attempt, because with one seed all documents would get the same
+        random numbers."""
         if not self.is_redrawn:
             return first + self.attempt
         key = f"redrawn/{first}/{self.attempt}/{self.text}".encode("utf-8", "replace")
@@ -77,12 +80,13 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OracleResult:
-    """The outcome for one text: `scores` by dimension; or None, with the `raw` answer.
+    """The result for one text. `scores` are the scores by dimension, or None; then `raw` holds the
+    answer.
 
-    `finish_reason` says how the answer ended, as a fixed string of the oracle. `is_salvaged`: the
-    scores were extracted from an answer with other text. `is_truncated`: the oracle read only the
-    beginning of the text. `is_answer` is false if the oracle did not judge the text because its
-    server failed or refused.
+    `finish_reason` is a short string of the oracle that says how the answer ended. `is_salvaged`:
+    the scores were extracted from an answer with other text. `is_truncated`: the oracle read only
+    the beginning of the text. `is_answer` is false if there is no answer because the server failed
+    or refused.
     """
 
     scores: dict[str, int] | None
@@ -97,8 +101,8 @@ class OracleResult:
 class Oracle(Protocol):
     """A scorer of documents.
 
-    `fingerprint` changes if the same text could get a different answer. `facts` (JSON values) show
-    people what the answers depend on. `scale` is the rubric's.
+    If the answer to a text could change, `fingerprint` changes. `facts` (JSON values) list what the
+    answers depend on, for people. `scale` is the scale of the rubric.
     """
 
     scorer: Scorer
@@ -109,7 +113,7 @@ class Oracle(Protocol):
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
         """Yield (index of the question, its result) once per question, in any order.
 
-        The oracle takes more questions from the iterable as it has room.
+        The oracle reads more questions from the iterable when it can process them.
         """
         ...
 
@@ -140,7 +144,7 @@ def label_record(
 ) -> Record:
     """The record of the answer to question number `attempts` about a document.
 
-    `row` is its id and source.
+    `row` is the document's id and source.
     """
     if result.scores is None:
         answer: Record = {"raw": result.raw, "answered": result.is_answer}
@@ -171,7 +175,7 @@ def weighted_again(record: Record, scale: Scale) -> Record:
 
 
 def scorer_of(record: Record) -> Scorer:
-    """The scorer of a record; empty strings if it names none."""
+    """The scorer of a record; empty strings if the record names no scorer."""
     return Scorer(*(str(record.get(key) or "") for key in Scorer._fields))
 
 
@@ -188,7 +192,8 @@ def is_unsupported(record: Record) -> bool:
 
 def is_answered(record: Record) -> bool:
     """Whether the oracle gave an answer, accepted or not. Failures in labels of earlier versions
-    lack the field; there, an answer has a number of tokens or another finish reason."""
+    lack the field `answered`; there, the number of tokens and the finish reason show whether there
+    was an answer."""
     if record["ok"] or "answered" in record:
         return record["ok"] or bool(record["answered"])
     reason = str(record.get("finish_reason"))
@@ -228,7 +233,8 @@ def parse_record(line: Line, path: Path) -> Record:
 
 
 def latest(records: Iterable[Record]) -> dict[str, Record]:
-    """One record per document, in the order of first appearance; the last parsed one wins."""
+    """One record per document, in the order of first appearance: the last parsed record, or the
+    last record if none was parsed."""
     chosen: dict[str, Record] = {}
     for record in records:
         known = chosen.get(record["doc_id"])
@@ -268,7 +274,7 @@ def one_scorer(records: Iterable[Record], where: Path) -> Scorer:
             where=where,
             found=" and ".join(named[:2]),
             expected="one scorer and one rubric",
-            do="label all of it with one oracle",
+            do="label all these documents again, with one oracle and one rubric",
             code="E-LABEL-MIXED",
         )
     return scorers[0] if scorers else Scorer("", "", "")
@@ -287,7 +293,7 @@ def one_scale(records: Iterable[Record], where: Path) -> Scale:
             where=where,
             found=" and ".join(list(named)[:2]),
             expected="one rubric with one set of weights",
-            do="label all of it with one oracle",
+            do="label all these documents again, with one oracle and one rubric",
             code="E-LABEL-MIXED",
         )
     return scale_in(next(iter(named.values()), {})) if named else QUALITY

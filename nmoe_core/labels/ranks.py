@@ -1,8 +1,8 @@
 """Rank correlation, and intervals by resampling.
 
-Both are implemented here: scipy's ranks and Spearman are 4 to 80 times slower, and every bootstrap
-calls them 200 times; scipy's bootstrap does not support statistics that are undefined on some
-draws.
+Rank correlation is implemented here because scipy's ranks and Spearman are 4 to 80 times slower,
+and every bootstrap calls them 200 times. The bootstrap is implemented here because scipy's does not
+support statistics that are undefined on some draws.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ def bootstrap(
 ) -> Interval | None:
     """95 % percentile interval of a statistic, by bootstrap over rows with a fixed seed.
 
-    Draws contain only rows of the sample. So if all draws agree, or reach an edge of the
-    statistic's range, the interval is widened by the largest share of different rows that a sample
-    of this size misses with probability 2.5 %. None below `MIN_ITEMS` items, or if the statistic is
-    undefined on most draws.
+    Draws contain only rows of the sample, so they can agree by chance. If all draws give one value,
+    or an end of the interval is at an edge of the statistic's range, the interval is widened by the
+    largest share of other rows that a sample of this size misses with probability 2.5 %. Returns
+    None if there are fewer than `MIN_ITEMS` items, or if the statistic is undefined on most draws.
     """
     if num_items < MIN_ITEMS:
         return None
@@ -39,7 +39,7 @@ def bootstrap(
 
 
 def mean_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0; ties share their mean."""
+    """Ranks from 0; tied values get the mean of their ranks."""
     return _ranks(_places(values))
 
 
@@ -51,7 +51,8 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
 def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | None:
     """95 % bootstrap interval of the rank correlation; None as for `bootstrap`.
 
-    Values are sorted once: a draw is ranked by how often it contains each value.
+    Values are sorted only once: the ranks in a draw follow from how often the draw contains each
+    value.
     """
     a = _places(a)
     b = _places(b)
@@ -59,8 +60,8 @@ def spearman_interval(a: np.ndarray, b: np.ndarray) -> tuple[float, float] | Non
 
 
 def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
-    """Rank correlation within groups: the mean over groups that have one, weighted by their
-    size."""
+    """Rank correlation within groups: the mean over the groups in which it is defined, weighted by
+    group size."""
     return _within(_places(a), _places(b), _places(np.asarray(groups)))
 
 

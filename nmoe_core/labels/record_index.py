@@ -1,7 +1,7 @@
 """The position of each document's record in the label file, and its outcome.
 
-Memory: 25 bytes and one dict entry per document, allocated at the start, so it does not grow as
-answers arrive.
+The index takes 25 bytes and one dict entry per document. This memory is allocated at the start, so
+it does not grow as answers arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nmoe_core.labels.oracle import Record, is_answered, is_salvaged, is_server_
 # Outcomes, worst first. A later record replaces an earlier one, unless the earlier one was parsed
 # or the later one is a server failure.
 _NO_RECORD, _SERVER_FAILED, _NO_ANSWER, _REFUSED, _OK, _SALVAGED = range(6)
-_MAX_ATTEMPTS = 2**31  # a damaged file may hold any number
+_MAX_ATTEMPTS = 2**31  # the limit, because a damaged file may hold any number
 
 
 class Mark(NamedTuple):
@@ -72,7 +72,7 @@ class Marks:
         return Mark(self._offsets[row], self._sizes[row], outcome >= _OK, outcome == _SALVAGED)
 
     def attempts(self, doc_id: str) -> int:
-        """Number of questions about a document, without failures of the server."""
+        """Number of questions about a document, without questions on which the server failed."""
         row = self._rows[doc_id]
         return self._attempts[row] if self._outcomes[row] > _SERVER_FAILED else 0
 

@@ -1,9 +1,9 @@
 """Finds earlier answers of an oracle by the SHA-256 of the text that it read.
 
-A document's id changes with its position in the shards, but its text does not. So after documents
-are added or the tokenizer changes, its label may be in any label shard of the tree. Labels that a
-shard drops are stored in a second file beside its labels, where other shards find them. Memory: 300
-bytes per label, no texts.
+If documents are added or the tokenizer changes, a document's id changes, but its text does not. So
+the label of its text may be in any label shard of the run. If a shard drops labels, they are stored
+in a second file beside the shard's labels, where other shards find them. Memory: 300 bytes per
+label, no texts.
 """
 
 import hashlib
@@ -24,7 +24,8 @@ KNOWN_NAME = "known.jsonl"
 
 
 class _Place(NamedTuple):
-    """The place of a record, and the fields that decide between two records of the same text."""
+    """The place of a record in its file, and the fields that decide between two records of the same
+    text."""
 
     file: IO[bytes]
     offset: int
@@ -60,12 +61,12 @@ class KnownAnswers(ExitStack):
         return len(self._places)
 
     def find(self, text_sha256: str, is_cut: bool) -> Record | None:
-        """The record of a text, `is_cut` or whole; usually of another document with the same
-        text."""
+        """The record of a text, usually of another document with the same text. `is_cut` says
+        whether the text is only the beginning of the document."""
         key = bytes.fromhex(text_sha256)
         place = None
-        # A record of a cut text is marked as cut, so it does not fit a whole document with that
-        # text.
+        # A record of a cut text is marked as cut, so it cannot be used for a whole document with
+        # this text.
         for is_truncated in (False, True) if is_cut else (False,):
             place = place or self._places.get((key, is_truncated))
         if place is None:
@@ -121,7 +122,7 @@ def is_of_oracle(directory: Path, oracle: Oracle) -> bool:
 
 
 def keep_answers(directory: Path, oracle: Oracle) -> None:
-    """Store the labels that a directory is about to drop where other shards find them. Labels of
+    """Before a directory drops its labels, store them where other shards find them. Labels of
     another oracle are not stored."""
     path = directory / KNOWN_NAME
     if not is_of_oracle(directory, oracle):

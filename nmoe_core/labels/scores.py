@@ -23,8 +23,8 @@ from loader.files.nested import json_value
 from nmoe_core.base.errors import LabelError
 from nmoe_core.config.rubric import Rubric
 
-# Numbers are stored with six decimals, and decisions use the stored numbers, so a decision that is
-# recomputed from a file is the same.
+# Numbers are stored with six decimals, and decisions are made from the stored numbers, so a
+# decision that is recomputed from a file is the same.
 DECIMALS = 6
 _FLAT_OBJECT = re.compile(r"\{[^{}]*\}")
 # A whole answer may be in a Markdown fence.
@@ -68,8 +68,8 @@ class Scale:
         return cls(tuple(value), lowest, highest, tuple(map(float, weights)))
 
     def in_file(self) -> dict[str, Any]:
-        """The entry `scale` of a file: lowest grade, highest grade and weight by dimension. Empty
-        for `QUALITY`, the scale of files without an entry."""
+        """The entry `scale` of a file: lowest grade, highest grade and weight of each dimension.
+        Empty for `QUALITY`, because files without this entry have the scale `QUALITY`."""
         rows = zip(self.names, self.lowest, self.highest, self.weights)
         return {} if self == QUALITY else {"scale": {name: row for name, *row in rows}}
 
@@ -144,7 +144,7 @@ def scale_in(header: Mapping[str, Any]) -> Scale:
     try:
         return Scale.read(header.get("scale"))
     except ValueError as error:
-        raise _bad_scores(str(error), "by dimension: lowest, highest grade, weight") from None
+        raise _bad_scores(str(error), "lowest, highest grade, weight per dimension") from None
 
 
 def parse_scores(value: str | Mapping[str, Any], scale: Scale = QUALITY) -> dict[str, int]:
@@ -185,13 +185,13 @@ def _grade(name: str, value: object, low: int, high: int) -> int:
 
 
 def _bad_scores(found: str, expected: str) -> LabelError:
-    return LabelError("not a set of scores", found=found, expected=expected, code="E-LABEL-SCORES")
+    return LabelError("invalid scores", found=found, expected=expected, code="E-LABEL-SCORES")
 
 
 def read_scores(
     text: str, extract_embedded: bool = False, scale: Scale = QUALITY
 ) -> tuple[dict[str, int] | None, bool]:
-    """The scores in a final answer, or None; and whether the answer has other text.
+    """The scores in a final answer, or None; and whether the answer also has other text.
 
     With `extract_embedded`, one flat object within other text is accepted.
     """

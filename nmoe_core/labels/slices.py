@@ -1,9 +1,9 @@
 """Slices: the ids of all training documents, divided into train, val and test by their MD5.
 
-Heads are fitted on train, chosen by val, and only reported on for test. Rows are ordered by the
-files in the committed manifest (by path component), then by the documents in each index. Only
-`train/` is sliced. Rows and rules are a contract with other tools (docs/formats.md). Memory is one
-index.
+Heads are fitted on train and chosen on val; test is only used for reported figures. Rows are
+ordered by the files in the committed manifest (by path component), then by the documents in each
+index. Only `train/` is sliced. Other tools depend on the rows and the rules (docs/formats.md).
+Memory holds one index.
 """
 
 import hashlib
@@ -106,12 +106,12 @@ def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:
     """Join the slices of sources, in the order of their names, and divide them into label shards.
 
     Writes `docids_{train,val,test}.jsonl`, `{train,val,test}_shard_00` to `_07` (line `j` goes to
-    shard `j mod 8`), and `slices_manifest.json` last. Several processes may call it at once: one
-    writes, the others wait for it. Returns as `write_source_slices`.
+    shard `j mod 8`), and `slices_manifest.json` last. Several processes may call this function at
+    once: one process writes, the others wait. Returns as `write_source_slices`.
 
     Raises:
-        FormatError: A source has no slices yet (E-MANIFEST-MISSING), or they were changed after
-            they were written (E-SLICE-CHANGED).
+        FormatError: A source has no slices yet (E-MANIFEST-MISSING), or its slices were changed
+            after they were written (E-SLICE-CHANGED).
         LockedError: Another process has been writing for ten minutes (E-LOCKED).
     """
     names = sorted(set(sources))
@@ -151,8 +151,7 @@ def _combining(slices_dir: Path) -> Iterator[None]:
     """Lock the combined files, waiting for another writer, and remove files that a killed writer
     left.
 
-    This is not the lock of the whole directory, because sources below it may be written at the same
-    time.
+    The whole directory is not locked, because sources below it may be written at the same time.
     """
     ends_at = time.monotonic() + MAX_WAIT_S
     with ExitStack() as stack:
@@ -202,7 +201,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 
 
 def _check_digest(path: Path, found: str) -> None:
-    """Refuse a slice file whose SHA-256 differs from the summary beside it."""
+    """Raise FormatError if the SHA-256 of a slice file differs from the summary beside the file."""
     for summary in (path.with_name(SUMMARY_NAME), path.with_name(COMBINED_NAME)):
         files = _read_summary(summary)["files"] if summary.is_file() else {}
         if files.get(path.name, found) != found:
@@ -226,7 +225,7 @@ def read_slice(path: Path) -> list[tuple[str, str]]:
         raise FormatError(
             "slice file is missing",
             where=path,
-            do="nmoe hydra slices writes it",
+            do="run nmoe hydra slices",
             code="E-MANIFEST-MISSING",
         ) from None
     _check_digest(path, hashlib.sha256(payload).hexdigest())

@@ -8,7 +8,7 @@ from importlib import resources
 from nmoe_core.base.errors import printable
 
 _PICTURE = re.compile(r"!\[((?:(?!!\[)[^\]])*)\]\((data:image/png;base64,[A-Za-z0-9+/=]+)\)")
-# No script runs and no URL is fetched, whatever a document contains.
+# With this policy, browsers run no script and fetch no URL, whatever text a document contains.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'"
 
 
@@ -50,7 +50,7 @@ def paragraph(*content: object) -> Html:
 
 
 def note(*content: object) -> Html:
-    """A line about missing content, or with a remark."""
+    """A line that says why content is missing, or a remark."""
     return element("p", *content, kind="note")
 
 

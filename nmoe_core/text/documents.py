@@ -1,7 +1,7 @@
 """Decodes many documents at once into an Arrow array of texts.
 
-With a tiktoken encoding, one call looks up the bytes of all tokens of a batch in a table. That is
-many times faster than decoding document by document, as other tokenizers require.
+With a tiktoken encoding, one call looks up the bytes of all tokens of a batch in a table. This is
+many times faster than decoding document by document, which other tokenizers require.
 """
 
 import functools
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def decode_documents(
     tokenizer: Tokenizer, tokens: np.ndarray, spans: np.ndarray
 ) -> "pa.LargeStringArray":
-    """The texts of documents. `tokens` are of a shard file; `spans`, int64 `[documents, 2]`,
-    include EOS and, if the shard has it, BOS. A document that was cut inside a character ends with
-    U+FFFD."""
+    """The texts of documents. `tokens` are the tokens of a shard file; `spans`, int64 `[documents,
+    2]`, include EOS and, if the shard has BOS, BOS. A document that was cut inside a character ends
+    with U+FFFD."""
     import pyarrow as pa
 
     inner = [tokens[start : end - 1] for start, end in spans.tolist()]

@@ -1,9 +1,10 @@
 """Fast engines for the tokenizers of another library: gigatoken, then quicktok.
 
-An engine converts UTF-8 to ids. This module refuses tokenizers that a package does not support or
-is known to encode wrongly, with the reason; `equivalence` proves that the engine is exact for the
-others. The packages parse special tokens in text. So special tokens are left out of the loaded
-vocabulary, or listed in `is_split_on`: texts that contain one are encoded by the reference.
+An engine converts UTF-8 to ids. If a package does not support a tokenizer, or is known to encode it
+wrongly, this module raises Unfit with the reason. For the other tokenizers, `equivalence` proves
+that the engine is exact. The packages parse special tokens in text. So special tokens are removed
+from the loaded vocabulary, or listed in `is_split_on`: texts that contain a listed token are
+encoded by the reference.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from nmoe_core.text.tokenizer_files import JsonReference, PieceReference
 from nmoe_core.text.vocabulary import CARRIED, ensure_vocabulary
 
 PACKAGES = {"gigatoken": "gigatoken", "quicktok": "quicktok-v1"}  # fastest first
-_MAX_GAPS = 8  # maximum ids per token: engines allocate memory per id, or crash
+_MAX_GAPS = 8  # maximum ids per token: with larger ids, engines take much memory or crash
 _BLANK = "\u2581"  # SentencePiece's character for a blank, which a text may also contain
 EncodeBytes = Callable[[Sequence[bytes]], Encoded]
 
@@ -38,7 +39,7 @@ class Fast(NamedTuple):
 
 
 class Unfit(Exception):
-    """The engine cannot be used for a tokenizer; the message is the reason."""
+    """Raised if an engine cannot be used for a tokenizer; the message is the reason."""
 
 
 def engine_version(name: str) -> str:
@@ -85,7 +86,7 @@ def _gigatoken(reference: Reference) -> Fast:
     match reference:
         case TiktokenReference():
             base = _carried(reference, "gigatoken")
-            # Without special tokens in the vocabulary, they are encoded as ordinary text.
+            # If the vocabulary has no special tokens, their spellings are encoded as ordinary text.
             encoding = gigatoken.Tokenizer.from_tiktoken(
                 ensure_vocabulary(base) / CARRIED[base].file,
                 pretokenizer=base.removesuffix("_base"),
@@ -104,7 +105,7 @@ def _gigatoken(reference: Reference) -> Fast:
     row = encoding.encode
 
     def encode(payloads: Sequence[bytes]) -> Encoded:
-        # One by one is as fast as `encode_batch`, whose arrays cost an import of .35 s.
+        # Encoding one by one is as fast as `encode_batch`, whose arrays need an import of 0.35 s.
         return joined([row(payload) for payload in payloads])
 
     return Fast(encode, split_on, is_for_stripped)
@@ -123,7 +124,7 @@ def _quicktok(reference: Reference) -> Fast:
                 path = Path(directory) / "tokenizer.json"
                 path.write_bytes(_without_specials(reference))
                 with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-                    warnings.simplefilter("ignore", ResourceWarning)  # it leaves a file open
+                    warnings.simplefilter("ignore", ResourceWarning)  # quicktok leaves a file open
                     quicktok.import_tokenizer(str(path), "imported", directory)
                 encoding = quicktok.Tokenizer("imported", directory)
         case _:
@@ -152,9 +153,9 @@ def _without_specials(reference: JsonReference) -> bytes:
 
 
 def _refuse_other_merges(reference: JsonReference) -> None:
-    """Refuse merges that quicktok would apply in another order: it merges the pair whose token has
-    the lowest id. That is correct if each longer token is made by exactly one merge, in the order
-    of ids, from earlier tokens."""
+    """Raise Unfit if quicktok would apply the merges in another order. quicktok merges the pair
+    whose token has the lowest id. This is correct if each longer token is made by exactly one
+    merge, from tokens with lower ids, and merges are in the order of ids."""
     model = reference.data["model"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     if model.get("type") != "BPE" or reference.added or any(model.get(key) for key in odd):
@@ -166,9 +167,9 @@ def _refuse_other_merges(reference: JsonReference) -> None:
         left, right = merge
         token = ids[left + right]
         if token < last or max(ids[left], ids[right]) >= token:
-            raise Unfit("its merges are not in the order of its ids, which quicktok requires")
+            raise Unfit("its merges are not in the order of its ids, as quicktok requires")
         last = token
         made.add(token)
     for token, id_ in ids.items():
         if len(token) > 1 and id_ not in made and token not in reference.specials:
-            raise Unfit("quicktok would make some of its tokens that its merges never make")
+            raise Unfit("quicktok would make tokens that the tokenizer's merges never make")

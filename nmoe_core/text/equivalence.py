@@ -1,10 +1,11 @@
 """Proves or disproves that a fast engine gives the same ids as its reference.
 
-Both encode probes: texts of every kind, with the tokenizer's added tokens in many contexts. An
-engine that differs on a probe is not used. Then both encode every code point in a few contexts.
-Code points on which they differ, because libraries follow different versions of Unicode, are
-recorded, and documents with one of them are encoded by the reference. A proof takes 1 to 10 s once;
-its result is cached by the tokenizer's fingerprint and the versions of engine and reference.
+Engine and reference first encode test texts of every kind, with the tokenizer's added tokens in
+many contexts. If the ids differ on a test text, the engine is not used. Then engine and reference
+encode every code point in a few contexts. The ids of some code points differ, because libraries
+follow different versions of Unicode. These code points are recorded, and documents that contain one
+of them are encoded by the reference. A proof takes 1 to 10 s. Its result is cached by the
+tokenizer's fingerprint and the versions of engine and reference.
 """
 
 import random
@@ -44,7 +45,7 @@ _ATOMS = (
 )
 _BLANKS = [" ", " ", "  ", "   ", "\t", "\n", "\n\n", "\u00a0", "\u3000", "\u2003"]
 _NUM_TEXTS = 1500
-# Planes with letters, marks and numbers; each other plane has characters of only one kind.
+# Unicode planes with letters, marks and numbers; every other plane has characters of only one kind.
 SWEPT = (range(0x20, 0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE1000))
 _CHUNK = 64
 VERSION = 1
@@ -60,7 +61,7 @@ class Suspects:
         self._pairs = np.zeros(2**16, np.bool_)
         for point in points:
             first, second = chr(point).encode().ljust(2, b"\0")[:2]
-            self._pairs[first | second << 8] = True  # as two bytes read as one number
+            self._pairs[first | second << 8] = True  # the number that two bytes give, little-endian
         ranges = "".join(f"{chr(a)}-{chr(b)}" for a, b in _ranges(points))
         self._exact = re.compile(f"[{ranges}]") if points else None
         self._least_byte = min((chr(point).encode()[0] for point in points), default=0)
@@ -77,8 +78,8 @@ class Suspects:
         return sorted(found)
 
     def _may_hold(self, texts: Sequence[str], payloads: Sequence[bytes]) -> list[int]:
-        """Indices of texts with the first two bytes of such a code point, found in one scan of all
-        non-ASCII texts."""
+        """Indices of texts that contain the first two bytes of a suspect code point; scans all
+        non-ASCII texts at once."""
         other = [i for i, payload in enumerate(payloads) if len(payload) != len(texts[i])]
         ends = np.cumsum([len(payloads[i]) for i in other])
         places = [np.empty(0, np.int64)]
@@ -91,7 +92,8 @@ class Suspects:
 
 
 class Proven:
-    """An engine whose ids equal its reference's except for `suspects`; loaded on first use."""
+    """An engine that is proved to give the reference's ids, except for texts in `suspects`; loaded
+    on first use."""
 
     def __init__(self, name: str, reference: Reference) -> None:
         self.name = name
@@ -106,8 +108,8 @@ class Proven:
 
 
 def prove(name: str, reference: Reference) -> list[int]:
-    """The code points that an engine treats differently from the reference. Raises Unfit if it
-    cannot be used for this tokenizer."""
+    """The code points that an engine encodes differently from the reference. Raises Unfit if the
+    engine cannot be used for this tokenizer."""
     file = _file(name, reference)
     if (found := kept(file)) is None:
         try:
@@ -123,7 +125,8 @@ def prove(name: str, reference: Reference) -> list[int]:
 
 
 def disprove(name: str, reference: Reference, reason: str) -> None:
-    """Record that an engine differs, so that later processes do not use it."""
+    """Record that an engine differs from the reference, so that later processes do not use the
+    engine."""
     keep(_file(name, reference), {"suspects": [], "unfit": reason})
 
 
@@ -162,8 +165,8 @@ def _own(reference: Reference) -> list[str]:
 
 
 def _sweep(encode: EncodeBytes, reference: Reference) -> Iterator[int]:
-    """Code points on which the two differ: compares chunks first, then each point of a differing
-    chunk."""
+    """Code points that engine and reference encode differently. Compares chunks of code points
+    first, then each code point of a differing chunk."""
     chunks = _chunks()
     texts = ["".join(map(_surrounded, chunk)) for chunk in chunks]
     found = encode([text.encode() for text in texts])
@@ -172,7 +175,8 @@ def _sweep(encode: EncodeBytes, reference: Reference) -> Iterator[int]:
             alone = [_surrounded(point) for point in chunk]
             one_by_one = encode([text.encode() for text in alone])
             differing = list(_differing(one_by_one, reference.encode(alone)))
-            # If no single point differs, the difference depends on neighbours, so all are suspects.
+            # If no single code point differs, the difference depends on neighbours, so all code
+            # points of the chunk are suspects.
             yield from (p for p, d in zip(chunk, differing) if d or not any(differing))
 
 
@@ -187,8 +191,8 @@ def _chunks() -> list[range]:
 
 
 def _surrounded(point: int) -> str:
-    """A code point in contexts where letters, numbers, marks, blanks and others behave
-    differently."""
+    """A text with a code point in several contexts, in which letters, numbers, marks and blanks are
+    split differently."""
     c = chr(point)
     return f"a{c}b {c}'s1{c}2345\n!{c} x\u0345{c}\u0334A{c}'LL/\n"
 

@@ -1,5 +1,5 @@
-"""The encoding of Harmony, the prompt format of gpt-oss, and its control tokens. It works offline:
-openai-harmony loads the vocabulary of this project."""
+"""The encoding of Harmony, the prompt format of gpt-oss, and its control tokens. It works offline,
+because openai-harmony loads the vocabulary from this project's cache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHANNEL = 200005
 RETURN = 200002
 CALL = 200012
 FIRST_SPECIAL = 199998
-# The words in a header.
+# Ids of the words in a message header.
 ASSISTANT = 173781
 FINAL = 17196
 _RANKS_NAME = "o200k_base.tiktoken"
@@ -57,6 +57,6 @@ def encoding() -> HarmonyEncoding:
             "openai-harmony cannot load its vocabulary",
             where=os.environ["TIKTOKEN_ENCODINGS_BASE"],
             found=str(error),
-            do=f"delete {_RANKS_NAME} in this directory; it is made again",
+            do=f"delete {_RANKS_NAME} in this directory; the next run makes the file again",
             code="E-TOKENIZER-VOCABULARY",
         ) from error

@@ -1,10 +1,10 @@
 """Cuts a long text so that the ids of its pieces equal the ids of the whole.
 
-A rule is a pattern of positions to cut, and of characters that the next piece drops. Encodings of
-tiktoken use the first rule, which follows from their split patterns. For any other tokenizer the
-rules are tried when it is loaded: a rule is used if tokens cannot span its cut and all probes
-agree. Texts are encoded whole if no rule passes, or if the model is Unigram, which depends on the
-whole text.
+A rule is a pattern of positions at which to cut, and the number of characters that are dropped
+there. Encodings of tiktoken use the first rule, which follows from their split patterns. For any
+other tokenizer, the rules are tried when the tokenizer is loaded: a rule is used if no token can
+span its cut, and if the pieces of all test texts give the same ids as the whole texts. Texts are
+encoded whole if no rule passes, or if the model is Unigram, which depends on the whole text.
 """
 
 import random
@@ -45,8 +45,8 @@ def safe_pieces(
     A token never spans a cut, so the pieces give the ids of the whole. Every encoding of tiktoken
     first splits text by a pattern in which a run of letters ends at the next character that is not
     a letter, and the next match starts there. The one exception is an apostrophe, which may belong
-    to a contraction. A cut therefore falls between a letter and a following ASCII or CJK character
-    that is not a letter, mark or apostrophe. A stretch without such a place stays whole.
+    to a contraction. So a cut is between a letter and a following ASCII or CJK character that is
+    not a letter, mark or apostrophe. Text without such a place is not cut.
 
     >>> list(safe_pieces("one two three", 4))
     ['one two', ' three']
@@ -62,7 +62,7 @@ def safe_pieces(
 
 
 def proven_rule(row: Callable[[str], Sequence[int]], vocabulary: Iterable[str]) -> CutRule | None:
-    """The first rule whose pieces give the ids of the whole text; None if there is none."""
+    """The first rule whose pieces give the ids of the whole text; None if there is no such rule."""
     tokens = [_BLANK.sub(" ", token) + "a" for token in vocabulary]
     for rule in (AFTER_LETTERS, BEFORE_BLANKS, AT_BLANKS):
         if any(rule.place.search(token) for token in tokens):

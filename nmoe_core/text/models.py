@@ -1,10 +1,10 @@
-"""The tokenizer of a model, and the ids under which it reads a document.
+"""The tokenizer of a model, and the conversion of documents to the model's ids.
 
 A model's tokenizer is beside its weights. A checkpoint without a tokenizer uses the encoding of
-gpt-oss if its table has the same number of rows. Otherwise it is refused, since the ids of the
-shards may mean different text to it, unless its weights are random. If shards and model have equal
-ids (even from different libraries), the model reads the ids of the shards; if not, each document is
-decoded and tokenised again.
+gpt-oss if its table has the same number of rows. Any other checkpoint without a tokenizer is
+refused, because the shards' ids may mean different text for its model; only random weights are
+accepted. If shards and model have equal ids (even from different libraries), the model reads the
+ids of the shards. Otherwise each document is decoded, and tokenised for the model.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def model_tokenizer(directory: Path, num_rows: int) -> TokenizerSettings | None:
-    """The tokenizer of a checkpoint whose table has `num_rows`; None if it is unknown."""
+    """The tokenizer of a checkpoint whose embedding table has `num_rows` rows; None if the
+    tokenizer is unknown."""
     for place in (directory, directory.parent):  # weights may be in `original/`
         for name in TOKENIZER_FILES:
             if (place / name).is_file():
@@ -45,11 +46,12 @@ class ModelIds:
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Fingerprints of the ids, in addition to the fingerprints of the shards."""
+        """Fingerprints of the conversion, in addition to the fingerprints of the shards."""
         return {"model_tokenizer": self.model.fingerprint}
 
     def __call__(self, tokens: np.ndarray, max_tokens: int) -> np.ndarray:
-        """The first `max_tokens` ids for the model: uint32 `[length]`; neither has an EOS."""
+        """The model's ids of the document, at most `max_tokens`: uint32 `[length]`. Neither
+        `tokens` nor the result has an EOS."""
         return self.model.encode_long(self.shards.decode(tokens), max_tokens)
 
 
@@ -82,7 +84,7 @@ def model_ids(
 
 @lru_cache(maxsize=4)
 def _agree(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether two tokenizers of different libraries are equal: they give equal ids for texts of
-    every kind."""
+    """Whether two tokenizers of different libraries are equal: they give equal ids for test texts
+    of every kind."""
     texts = probe_texts()
     return np.array_equal(one.encode_batch(texts).ids, other.encode_batch(texts).ids)

@@ -1,8 +1,9 @@
 """Finds near copies among labelled documents, by the Jaccard similarity of their token shingles.
 
-A grader that was fitted on a document has also seen its near copies. Only pairs that can be similar
-enough are compared: sets of n elements with a similarity of t share one of their n - tn + 1 rarest
-(prefix filtering, Bayardo et al. 2007). Cost: 0.2 s for 400 documents among 3,000 of 192 tokens.
+Near copies of training documents must not be used to measure a grader. Only pairs that can be
+similar enough are compared: two sets of n elements with a similarity of at least t share one of
+their n - tn + 1 rarest elements (prefix filtering, Bayardo et al. 2007). 400 documents among 3,000,
+of 192 tokens each, take 0.2 s.
 """
 
 import math
@@ -44,7 +45,8 @@ def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) ->
 
 
 def _shingles(tokens: np.ndarray) -> np.ndarray:
-    """Distinct hashes of each five consecutive tokens; of all tokens if there are fewer."""
+    """Distinct hashes of all runs of five consecutive tokens; a document with fewer tokens has one
+    hash, of all its tokens."""
     ids = np.asarray(tokens, np.uint64)
     size = min(SHINGLE_TOKENS, len(tokens))
     hashes = np.full(

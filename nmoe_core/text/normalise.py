@@ -1,9 +1,9 @@
 """Text normalisation `nfc-ctl-v1`: idempotent, versioned, the same on every machine.
 
-Order: lone surrogates become U+FFFD, line ends become LF, C0/C1 controls other than TAB and LF and
-every U+FEFF are removed, white space is stripped from both ends, NFC last, since a removed control
-may have kept two characters from composing. Joiners and direction marks stay: scripts need them.
-The name enters every shard's fingerprints.
+Steps, in this order: lone surrogates become U+FFFD; line ends become LF; C0/C1 controls other than
+TAB and LF, and every U+FEFF, are removed; white space is stripped from both ends; NFC is applied.
+NFC is last, because characters next to a removed control may compose. Joiners and direction marks
+are kept, because scripts need them. The name `nfc-ctl-v1` is part of every shard's fingerprints.
 
 `normalize_batch` gives the same texts at about a tenth of the cost: it scans the UTF-8 bytes of all
 texts together, and runs the exact steps only on texts that may change.
@@ -33,7 +33,8 @@ def normalize_text(text: str) -> str:
     >>> normalize_text(" cafe\\u0301\\r\\nline\\x00 ")
     'café\\nline'
     """
-    # Rules never span an LF, and NFC neither creates nor removes white space.
+    # Texts can be normalised line by line: no step spans an LF, and NFC neither creates nor removes
+    # white space.
     return "".join(map(_normalized, _lines_of(text))).strip()
 
 
@@ -57,8 +58,8 @@ def _normalized(text: str) -> str:
 
 
 def _with_sorted_marks(text: str) -> str:
-    """The text with long runs of marks in canonical order: `unicodedata` sorts them by insertion,
-    which takes quadratic time."""
+    """The text with long runs of marks in canonical order. `unicodedata` would sort these runs by
+    insertion, in quadratic time."""
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     edges = np.flatnonzero(np.diff(_mark_classes()[points] > 0, prepend=False, append=False))
     runs = edges.reshape(-1, 2)
@@ -86,7 +87,8 @@ def _mark_classes() -> np.ndarray:
     """The combining class by which marks are sorted, 0 for other characters: uint8 `[code
     points]`."""
     classes = np.zeros(sys.maxunicode + 1, np.uint8)
-    # A mark that decomposes into two may lack a class, but the first of the two has one.
+    # A mark that decomposes into two marks may lack a class, but the first of these two has a
+    # class.
     spelled = (unicodedata.normalize("NFD", chr(point)) for point in _MARKS)
     classes[_MARKS.start : _MARKS.stop] = [unicodedata.combining(one[0]) for one in spelled]
     return classes
@@ -97,7 +99,7 @@ def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
     normal = [text.strip() for text in texts]
     encoded = [_utf8(text) for text in normal]
     for i in _suspects(normal, encoded):
-        # Saves one copy of a long text.
+        # Free the original text here, so that memory holds one copy less of a long text.
         normal[i] = ""
         encoded[i] = b""
         normal[i] = normalize_text(texts[i])
@@ -108,7 +110,7 @@ def normalize_batch(texts: Sequence[str]) -> tuple[list[str], list[bytes]]:
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
-    except UnicodeEncodeError:  # lone surrogates; the NUL makes it a suspect
+    except UnicodeEncodeError:  # lone surrogates; the NUL makes the text a suspect
         return b"\x00"
 
 
@@ -151,7 +153,7 @@ def _ascii_controls(payload: bytes) -> np.ndarray:
 
 
 def _other_controls(payload: bytes) -> np.ndarray:
-    """Offsets of C1 controls and U+FEFF in UTF-8 bytes, possibly repeated: int64."""
+    """Offsets of C1 controls and U+FEFF in UTF-8 bytes, int64; an offset may be repeated."""
     found = [np.empty(0, np.int64)]
     for start, view in pieces(payload, 2):
         c1 = np.flatnonzero(view[:-1] == 0xC2)

@@ -2,7 +2,8 @@
 
 import unicodedata
 
-# Ends that a cut may follow, best first: end of a paragraph, a line, a sentence, a word.
+# Text after which a cut may be made, best first: the end of a paragraph, a line, a sentence, a
+# word.
 _ENDS = (("\n\n",), ("\n",), (". ", "! ", "? ", "。", "！", "？", "।"), (" ",))
 _REACH = 4
 
@@ -10,9 +11,10 @@ _REACH = 4
 def split_text(text: str, num_parts: int) -> list[str]:
     """At most `num_parts` parts of a text, without the white space at their ends.
 
-    A cut is at the last end of a paragraph before the position that would make equal parts; a
-    quarter of a part is searched. If there is none, the cut is at the end of a line, a sentence or
-    a word. Otherwise it is at that position, but never before a combining mark.
+    The ideal position of a cut makes equal parts. The cut is at the last end of a paragraph within
+    a quarter of a part before the ideal position. If no paragraph ends there, the cut is at the end
+    of a line, else of a sentence, else of a word. If none of these is found, the cut is at the
+    ideal position, but not before a combining mark.
 
     >>> split_text("One thing here.\\n\\nAnother one. And more.", 2)
     ['One thing here.', 'Another one. And more.']

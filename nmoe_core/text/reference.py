@@ -1,7 +1,7 @@
 """Reference tokenizers, each using the library that defines it, and the encodings of tiktoken.
 
-A reference knows its ids, its special tokens and its fingerprint without loading the library if
-possible; the library is loaded when text is encoded or decoded.
+If possible, the ids, special tokens and fingerprint of a reference are read without loading its
+library. The library is loaded when text is encoded or decoded.
 """
 
 import base64
@@ -22,7 +22,8 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.text.vocabulary import keep, kept, load_tiktoken
 
-# Conversion takes 16 bytes per byte, too much for a long document at once.
+# Converting ids to bytes takes 16 bytes of memory per byte, so a long document is converted in
+# parts of so many ids.
 _IDS_AT_A_TIME = 2**16
 _MANY_BLANKS = 2**16
 Kind = Literal["tiktoken", "tokenizers", "sentencepiece"]
@@ -38,7 +39,8 @@ class Encoded(NamedTuple):
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether a library failed: by an `Exception`, or by a panic of Rust code, which is none."""
+    """Whether an error is a failure of a library: an `Exception`, or a panic of Rust code, which is
+    not an `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
@@ -51,8 +53,8 @@ def joined(rows: Sequence[Any]) -> Encoded:
 
 
 class TokenBytes(NamedTuple):
-    """The bytes of each token: id i has `payload[offsets[i]:offsets[i + 1]]`, empty if there is no
-    such token."""
+    """The bytes of each token: the token with id i has `payload[offsets[i]:offsets[i + 1]]`; an id
+    without a token has no bytes."""
 
     payload: bytes
     offsets: np.ndarray
@@ -88,7 +90,7 @@ class Reference:
         own: Ids of `eos` and `bos` in the tokenizer's files.
         specials: Spellings that another library might parse as special tokens.
         added: Spellings that are one token each anywhere in a text.
-        whole_texts: Whether texts must be encoded whole, because cuts are never safe.
+        whole_texts: Whether texts must be encoded as a whole, because no cut is safe.
     """
 
     kind: Kind
@@ -161,7 +163,8 @@ class TiktokenReference(Reference):
         return load_tiktoken(self.name)
 
     def row(self, text: str) -> Sequence[int]:
-        # The array form is faster than `encode_ordinary`, and equal if no special token is allowed.
+        # `encode_to_numpy` is faster than `encode_ordinary`, and gives the same ids if no special
+        # token is allowed.
         encode = partial(self.library.encode_to_numpy, disallowed_special=())
         try:
             return encode(text)
@@ -178,8 +181,9 @@ class TiktokenReference(Reference):
 
     @cached_property
     def _blanks(self) -> re.Pattern[str]:
-        """A long run of blanks before another character. Every encoding makes one piece of it,
-        without the last blank; line ends count as blanks unless they are split off."""
+        """Matches a long run of blanks before another character. Every encoding splits off such a
+        run, without its last blank, as one piece. Line ends count as blanks, unless the encoding
+        splits them off."""
         line_ends = "\\r\\n" if "[\\r\\n" in self.library._pat_str else ""
         return re.compile(f"[^\\S{line_ends}\x1c-\x1f]{{{_MANY_BLANKS},}}(?=\\S)")
 
@@ -199,7 +203,8 @@ class TiktokenReference(Reference):
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of all ids; cached too, so that texts are decoded without the library."""
+        """The bytes of all ids. They are cached on disk, so that texts can be decoded without
+        loading the library."""
         file = f"tiktoken-{self.version}-{self.name}-{self.fingerprint[:16]}-bytes.json"
         if (found := kept(file)) is None:
             tokens = list(map(self._bytes_of, range(self.vocab_size)))

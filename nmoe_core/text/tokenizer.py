@@ -1,10 +1,10 @@
 """Text to token ids with exact engines, for any tokenizer.
 
 The library that defines a tokenizer is its reference. `engine = "auto"` uses the fastest engine
-that is proven to give the reference's ids (see `equivalence`), else the reference. Engines are not
-part of an output's identity. Samples of at most 3 % of the CPU time are compared to find
-differences that the proof missed. A difference is an error, and later processes do not use the
-engine; prep then starts again with the reference.
+that is proved to give the reference's ids (see `equivalence`), or the reference if there is no such
+engine. Fingerprints do not depend on the engine. To find differences that the proof missed, sampled
+texts are also encoded with the reference, in at most 3 % of the CPU time. If the ids differ, an
+error is raised, and later processes do not use the engine; prep starts again with the reference.
 """
 
 import functools
@@ -25,7 +25,7 @@ from nmoe_core.text.tokenizer_files import BESIDE, JsonReference, PieceReference
 
 SAMPLE_SHARE = 0.03
 _SAMPLE_CHARS = 4000
-_LOAD_S = 0.3  # assumed cost of the first sample
+_LOAD_S = 0.3  # assumed seconds of the first sample, which loads the reference
 _DEFAULT = TokenizerSettings()
 _LOG = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Tokenizer:
                 "BOS and EOS are the same token, so boundaries of documents would be ambiguous",
                 where=self.name,
                 found=reference.decode([self.eos_token_id]),
-                do='set prep.bos_token = "none", or name another token',
+                do='set prep.bos_token to "none" or to another token',
                 code="E-TOKENIZER-SPECIAL",
             )
         if settings.engine != "auto":
@@ -68,7 +68,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _fast(self) -> Proven | None:
-        """The engine that "auto" chooses on the first encoding; decoding does not need it."""
+        """The engine that "auto" chooses, at the first encoding; decoding needs no engine."""
         return _fastest(self._reference, "auto")
 
     @property
@@ -104,7 +104,7 @@ class Tokenizer:
                 f"the tokenizer cannot encode a text that begins with {texts[0][:40]!r}",
                 where=self.name,
                 found=one_line(error),
-                do="leave the text out, or break up its repetition",
+                do="remove the text, or break up its repetition",
                 code="E-TOKENIZER-TEXT",
             ) from error
 
@@ -185,16 +185,16 @@ class Tokenizer:
                 where=self.name,
                 found=self._reference.decode([found]),
                 expected="a special token",
-                do=f"name another one as prep.{what}_token, or --{what}-token",
+                do=f"set another token with prep.{what}_token or --{what}-token",
                 code="E-TOKENIZER-SPECIAL",
             )
         return found
 
     def _compare_sample(self, fast: Proven, texts: Sequence[str], apart: set[int]) -> None:
-        """Compare a text of a batch with the reference, unless samples have used their share of
-        time."""
+        """Encode one text of a batch with the reference too, and compare the ids; skipped if
+        samples have used their share of time."""
         started = time.process_time()
-        if started < self._since:  # this process was forked in between
+        if started < self._since:  # this process was forked since
             self._since = 0.0
         self._batches += 1
         if not texts or self._spent > SAMPLE_SHARE * (started - self._since):
@@ -211,7 +211,7 @@ class Tokenizer:
             disprove(fast.name, self._reference, reason)
             self._fast = None
             raise TokenizerError(
-                f"engine {fast.name} gives other ids than {self._reference.kind}",
+                f"the ids of engine {fast.name} differ from the ids of {self._reference.kind}",
                 where=self.name,
                 found=reason,
                 do="run again: later runs do not use the engine",
@@ -262,7 +262,7 @@ def _fastest(reference: Reference, engine: Engine) -> Proven | None:
             return Proven(name, reference)
         except Unfit as error:
             if engine == "auto":
-                _LOG.info("tokenizer %s: not with %s: %s", reference.name, name, error)
+                _LOG.info("tokenizer %s cannot use engine %s: %s", reference.name, name, error)
                 continue
             raise TokenizerError(
                 f"engine {name} cannot be used for this tokenizer",

@@ -25,12 +25,12 @@ _FILES = (*TOKENIZER_FILES, *BESIDE)
 _DECIDING = ("normalizer", "pre_tokenizer", "model", "added_tokens")
 _BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
 _BLANK = "\u2581"  # SentencePiece's character for a blank
-# The characters that ByteLevel writes for bytes: printable ones represent themselves (GPT-2).
+# The bytes that ByteLevel (GPT-2) writes as the character itself: the printable bytes.
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
 _BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
-# Tokens that end a turn of a chat, not a document.
+# Tokens that end a turn of a chat, and so cannot be the EOS of documents.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
 
@@ -96,8 +96,8 @@ class JsonReference(Reference):
 
     @cached_property
     def _inside(self) -> re.Pattern[str] | None:
-        """A pattern for positions inside special tokens. Texts are cut there, so that the model
-        does not recognise special tokens in text."""
+        """A pattern for positions inside special tokens. Texts are split at these positions before
+        encoding, so that special tokens in text are not recognised."""
         encode = self.library.encode
         places = []
         for token, id_ in self._special.items():
@@ -145,7 +145,7 @@ class PieceReference(Reference):
             is_unknown = self.library.is_unknown
             special = [i for i in pieces if is_control(i) or is_unknown(i)]
             self.specials = tuple(map(self.library.id_to_piece, special))
-        except (OSError, RuntimeError, ValueError) as error:  # ValueError also for invalid UTF-8
+        except (OSError, RuntimeError, ValueError) as error:  # ValueError: invalid UTF-8
             raise unreadable(path, one_line(error)) from error
         self.whole_texts = self._is_unigram()
         self.fingerprint = hashlib.sha256(self.data).hexdigest()
@@ -179,8 +179,8 @@ class PieceReference(Reference):
 
 
 def _check_merges(pairs: Sequence[Sequence[str]], prefix: str) -> None:
-    """Raise ValueError if the second token of a merge does not start with the prefix: `tokenizers`
-    removes that many bytes and may crash."""
+    """Raise ValueError if the second token of a merge does not start with the prefix. `tokenizers`
+    would remove as many bytes as the prefix has, and may crash."""
     if prefix and not all(second.startswith(prefix) for _, second in pairs):
         raise ValueError(f"a merge with a token that does not start with {prefix!r}")
 
@@ -205,7 +205,7 @@ def _spelling(token: str, written: dict[str, int]) -> bytes:
 def _own_tokens(directory: Path, ids: dict[str, int]) -> dict[str, int]:
     """Ids of EOS and BOS according to the files beside a `tokenizer.json`.
 
-    A token that ends a chat turn is left out: it does not end a document.
+    Tokens that end a chat turn are excluded, because they do not end a document.
     """
     config = _beside(directory / "tokenizer_config.json")
     generation = _beside(directory / "generation_config.json")
@@ -251,8 +251,7 @@ def find_file(name: str) -> Path:
 
 
 def _of_hub(name: str) -> Path:
-    """The directory with a repository's tokenizer files, which are downloaded if they are
-    missing."""
+    """The local directory with a hub repository's tokenizer files; missing files are downloaded."""
     try:
         from huggingface_hub import snapshot_download
     except ImportError:

@@ -1,9 +1,9 @@
-"""Vocabularies of tiktoken's encodings, without a network if possible.
+"""Loads the vocabularies of tiktoken's encodings, without a network if possible.
 
-tiktoken downloads its vocabularies. The package quicktok contains two of them: if one is not in
-tiktoken's cache, it is rebuilt from quicktok, checked against the SHA-256 that tiktoken pins, and
-stored in this project's cache. Other vocabularies must be in tiktoken's cache, or tiktoken
-downloads them.
+tiktoken downloads its vocabularies. The package quicktok contains two of them. If one of these two
+is not in tiktoken's cache, it is rebuilt from quicktok, checked against the SHA-256 that tiktoken
+pins, and stored in this project's cache. tiktoken downloads other vocabularies if they are not in
+its cache.
 """
 
 import base64
@@ -59,7 +59,7 @@ def keep(name: str, value: dict[str, Any]) -> None:
     try:
         write_json(path, seal_summary(value))
     except OSError as error:
-        _LOG.warning("cannot write %s, so it is computed at each start: %s", path, error.strerror)
+        _LOG.warning("%s cannot be written, so each start computes it: %s", path, error.strerror)
 
 
 def kept(name: str) -> dict[str, Any] | None:
@@ -108,7 +108,7 @@ def load_tiktoken(name: str) -> Any:
         raise TokenizerError(
             f"the vocabulary of {name} is not cached and cannot be downloaded",
             found=f"{type(error).__name__}",
-            do=f"set {CACHE_VARIABLE} to a directory that has it; "
+            do=f"set {CACHE_VARIABLE} to a directory with this vocabulary; "
             f"these encodings need no network: {', '.join(sorted(CARRIED))}, o200k_harmony",
             code="E-TOKENIZER-VOCABULARY",
         ) from error

@@ -2,14 +2,14 @@
 
 Device kernels rely on this layout. Block n has `keys[n]` and `values[n]`, each [num_pages,
 page_size, kv_heads, head_dim] in the model's dtype, keys rotated. A sequence has a slot, 0 to
-max_batch - 1. In a block that sees everything, position p of slot s is in page `tables[s, p //
-page_size]` (int32 [max_batch, max_pages]) at p % page_size. A windowed block has `ring_pages` pages
-per slot, page s * ring_pages onwards, and position p is at row p % (ring_pages * page_size) of
-them: a window rounded up to whole pages.
+max_batch - 1. In a block with full attention, position p of slot s is in page `tables[s, p //
+page_size]` (int32 [max_batch, max_pages]) at row p % page_size. A windowed block has `ring_pages`
+pages per slot, enough for one window; those of slot s start at page s * ring_pages, and position p
+is at row p % (ring_pages * page_size) of them.
 
 Pages are reference-counted: a `Prefix` and the sequences that started with it share full pages, and
-copy the last one if it is partly filled. The lowest free page is used first, so that the pages of a
-lone sequence tend to be consecutive.
+copy the last page if it is partly filled. The lowest free page is used first, so that the pages of
+a single running sequence tend to be consecutive.
 """
 
 import heapq
@@ -25,8 +25,8 @@ from nmoe_core.engine.weights.config import ModelConfig
 class Prefix:
     """Cached keys and values of the first `length` tokens of a sequence.
 
-    `pages` are the pages of blocks with full attention; the last one is a copy unless it is full.
-    `rings` has, for each windowed block, copies of a slot's keys and values.
+    `pages` are the pages of blocks with full attention; the last page is a copy unless it is full.
+    `rings` holds a copy of the slot's keys and values for each windowed block.
     """
 
     length: int
@@ -39,8 +39,8 @@ class PagedCache:
 
     Args:
         config: Shape of the model.
-        max_batch: Slots, of at most `max_seq_len` positions each.
-        num_pages: Pages of each block that sees everything, over all slots.
+        max_batch: Number of slots, each of at most `max_seq_len` positions.
+        num_pages: Number of pages of each block with full attention, over all slots.
         like: A tensor with the dtype and the device of keys and values.
 
     Attributes:
@@ -68,7 +68,8 @@ class PagedCache:
         counts = [
             num_pages if window is None else max_batch * self.ring_pages for window in self.windows
         ]
-        # Zeros, not uninitialised memory: masked values are still multiplied by zero.
+        # Zeros, not uninitialised memory: masked values are multiplied by zero, and NaN would
+        # remain NaN.
         self.keys = [like.new_zeros(n, *shape) for n in counts]
         self.values = [like.new_zeros(n, *shape) for n in counts]
         self.tables = np.zeros((max_batch, self.max_pages), np.int32)
@@ -82,7 +83,8 @@ class PagedCache:
         return -(-length // self.page_size)
 
     def open(self, prefix: Prefix | None = None) -> int | None:
-        """A slot that starts with `prefix`; None if no slot or no page is free."""
+        """Open a slot whose sequence starts with `prefix`; returns None if no slot or no page is
+        free."""
         has_part = prefix is not None and prefix.length % self.page_size > 0
         if not self.free_slots or (has_part and not self.free_pages):
             return None
@@ -100,8 +102,8 @@ class PagedCache:
         return slot
 
     def reserve(self, slot: int, length: int) -> bool:
-        """Give the slot pages for `length` positions; returns False without a change if too few are
-        free."""
+        """Give the slot pages for `length` positions. If too few pages are free, changes nothing
+        and returns False."""
         missing = self.pages_for(length) - len(self._pages[slot])
         if missing > len(self.free_pages):
             return False
@@ -117,9 +119,11 @@ class PagedCache:
         heapq.heappush(self.free_slots, slot)
 
     def keep_prefix(self, slot: int, length: int) -> Prefix | None:
-        """Keep keys and values of the slot's first `length` tokens; None if no page is free.
+        """Store keys and values of the slot's first `length` tokens as a prefix; returns None if no
+        page is free.
 
-        The last page is copied if it is partly filled. The slot's rings must not be past `length`.
+        The last page is copied if it is partly filled. The slot must not hold more than `length`
+        tokens, because rings overwrite old positions.
         """
         whole, part = divmod(length, self.page_size)
         if part and not self.free_pages:

@@ -1,12 +1,13 @@
 """Generation for many prompts: a paged cache, continuous batching, shared prefixes.
 
-A sequence's tokens depend only on its prompt and its request: greedy tokens are the same in any
-batch in float32 (bit for bit with `batch_invariant`), and sampled tokens depend on seed and
-position. Memory: `num_pages` pages per block with full attention.
+A sequence's tokens do not depend on other sequences: in float32, greedy tokens are the same in any
+batch (with `batch_invariant`, logits are bit-identical), and sampled tokens depend on seed and
+position. The cache has `num_pages` pages per block with full attention.
 
 Tokens are chosen on the device of the logits. On a GPU, a pass takes the tokens of the previous
-pass from device memory, and the host reads them while the pass runs. So a stop id is noticed one
-pass late, and the result of the extra pass is discarded. On a CPU tokens are read immediately.
+pass from device memory, and the host reads these tokens while the pass runs. So the host notices a
+stop id one pass late, and discards the result of the extra pass. On a CPU, tokens are read
+immediately.
 """
 
 import itertools
@@ -36,7 +37,7 @@ from nmoe_core.engine.model import Transformer, check_vocabulary
 from nmoe_core.engine.rotation import rotation_table
 from nmoe_core.engine.transfers import Arriving, on_device
 
-# Placeholder for a token that only the device knows.
+# Placeholder for a token that the host has not read from the device yet.
 UNKNOWN = -1
 # Running requests of `complete` with their indices, by sequence id.
 Taken = dict[int, tuple[int, Request]]
@@ -44,19 +45,21 @@ Taken = dict[int, tuple[int, Request]]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A pass whose tokens the host does not know yet: one token per sequence, at `places`."""
+    """A pass whose tokens the host has not read yet: one token per sequence, at `places`."""
 
     ids: Arriving
     sequences: list[Running]
     places: list[int]
 
     def fill(self, ids: Tensor, wanted: list[tuple[int, Running]]) -> None:
-        """Write the tokens that only the device knows into their rows of `ids`."""
+        """On the device, write the tokens that the host has not read yet into their rows of
+        `ids`."""
         own = {sequence.seq_id: row for row, sequence in enumerate(self.sequences)}
         pairs = [(row, own[s.seq_id]) for row, s in wanted if s.tokens[-1] == UNKNOWN]
         if pairs:
             rows, sources = on_device(np.array(pairs).T, ids.device)
-            # Clamp now, since it must be a token id; NaN logits are rejected on read.
+            # Clamp now, because the next pass needs a valid id; NaN logits are rejected when the
+            # host reads.
             ids[rows] = self.ids.values[sources].clamp(min=0)
 
 
@@ -68,7 +71,7 @@ class BatchedGenerator:
         max_seq_len: Maximum tokens of a sequence, including the prompt.
         max_batch: Maximum number of running sequences.
         device: Device to load a checkpoint on; a loaded model stays on its device.
-        dtype: As `Transformer.from_checkpoint`, for a checkpoint.
+        dtype: As for `Transformer.from_checkpoint`; only used if a checkpoint is loaded.
         options: Sizes of the cache and of a pass, and whether results are batch-invariant.
 
     Attributes:
@@ -138,10 +141,12 @@ class BatchedGenerator:
         return self._scheduler.add(prompt, room if max_tokens is None else max_tokens)
 
     def step(self) -> tuple[Tensor, list[int]] | None:
-        """Logits float32 [B, vocab] of the next tokens of B sequences, and their ids; None if idle.
+        """Logits float32 [B, vocab] of the next tokens of B sequences, and the ids of these
+        sequences; None if idle.
 
-        Prompts are prefilled as needed. Each returned sequence waits for `update`; meanwhile the
-        others continue. Raises StateError if all sequences wait (E-STATE-SEQUENCE).
+        Prompts are prefilled as needed. Each returned sequence waits for `update`; meanwhile,
+        `step` continues the other sequences. Raises StateError if all sequences wait
+        (E-STATE-SEQUENCE).
         """
         made = self._next_pass()
         if made is not None:
@@ -190,7 +195,7 @@ class BatchedGenerator:
         sampling: Sampling | None = None,
         stop_ids: Iterable[int] = (),
     ) -> list[list[int]]:
-        """New tokens of every prompt, in order; a stop id ends a sequence and is left out.
+        """New tokens of every prompt, in order; a stop id ends a sequence and is not returned.
 
         Prompt i is sampled at `temperature`, or by `sampling` with seed `sampling.seed + i`. All
         prompts are checked before the first one starts. Raises as `complete`.
@@ -213,7 +218,8 @@ class BatchedGenerator:
     def complete(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Completions of requests, in the order in which they finish.
 
-        Requests are read from the iterator as needed, up to `max_batch` more than are running.
+        Requests are read from the iterator as needed, so that at most 2 * `max_batch` requests are
+        running or queued.
 
         Raises:
             ConfigError: As `add`, or the generator is not idle (E-CONFIG-GENERATE).

@@ -1,10 +1,10 @@
 """Finds prefixes that prompts share, and manages their entries in the cache.
 
-A radix tree over the prompts of waiting, running and recently finished requests. A prefix is worth
-keeping if two prompts diverge at its end, at least 16 tokens after the previous such point. The
-first sequence that reaches the point stops there, and the cache keeps its keys and values; the
-other sequences start from them. The last token of a prompt is left out, because a sequence must
-compute a token to get logits.
+A radix tree holds the prompts of waiting, running and recently finished requests. A prefix is worth
+keeping if two prompts diverge at its end, at least 16 tokens after the previous point of
+divergence. When the first sequence reaches this point, the cache stores its keys and values, and
+other sequences start from them. The last token of a prompt is never part of a prefix, because a
+sequence must compute at least one token to get logits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Node:
 
 
 class PrefixTree:
-    """The prefixes of prompts; `kept` has the cached ones, least recently used first."""
+    """The prefixes of prompts; `kept` holds the cached prefixes, least recently used first."""
 
     def __init__(self, cache: PagedCache, max_kept: int) -> None:
         self._cache = cache
@@ -91,7 +91,8 @@ class PrefixTree:
         return wanted
 
     def keep(self, node: Node, slot: int) -> bool:
-        """Keep the cache of the sequence in `slot`, which has reached `node`."""
+        """Store the keys and values of the sequence in `slot`, which has reached `node`, as a
+        prefix."""
         while len(self.kept) >= self._max_kept:
             self.drop()
         prefix = self._cache.keep_prefix(slot, node.length)
@@ -102,7 +103,7 @@ class PrefixTree:
     def drop(self, only_unused: bool = False) -> bool:
         """Free the least recently used prefix; with `only_unused`, only a prefix without prompts.
 
-        Returns False if there is none.
+        Returns False if there is no such prefix.
         """
         for node in self.kept:
             if not (only_unused and (node.children or node.ends)):

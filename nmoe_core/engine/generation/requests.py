@@ -11,7 +11,8 @@ from nmoe_core.engine.generation.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how to continue it; `stop_ids` end a sequence and are not part of it."""
+    """A prompt and how to continue it; a token of `stop_ids` ends the sequence and is not part of
+    the result."""
 
     tokens: Sequence[int]
     max_tokens: int = 256
@@ -21,7 +22,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The new tokens of request `index`; `stop_id` is the stop token that ended it, if one did."""
+    """The new tokens of request `index`; `stop_id` is the stop token that ended the sequence, or
+    None."""
 
     index: int
     tokens: list[int]
@@ -41,7 +43,7 @@ class GeneratorOptions:
         max_step_tokens: Maximum prompt tokens per pass. More tokens use the device better, but
             running sequences wait longer for a pass.
         max_prefixes: Maximum number of shared prefixes in the cache; 0 disables sharing.
-        batch_invariant: Make a sequence's logits bit-identical in any batch; slower.
+        batch_invariant: Make a sequence's logits bit-identical in any batch; generation is slower.
 
     Raises:
         ConfigError: A size is out of range (E-CONFIG-GENERATE).
@@ -65,7 +67,8 @@ def check_size(name: str, value: int, least: int) -> None:
 
 
 def checked_prompt(tokens: Sequence[int], max_tokens: int | None, max_seq_len: int) -> list[int]:
-    """The ids of a prompt that fits together with `max_tokens` new tokens (None: at least one).
+    """Check that a prompt and `max_tokens` new tokens (None: at least one) fit into a sequence;
+    return the prompt's ids.
 
     Raises ConfigError if the prompt is empty or too long, or max_tokens is below 1
     (E-CONFIG-GENERATE).

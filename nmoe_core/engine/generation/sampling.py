@@ -2,8 +2,8 @@
 
 Temperature divides the logits, top-k keeps the k largest, then top-p keeps the smallest set of
 largest probabilities that reaches p (Holtzman et al., arXiv 1904.09751); ties at the boundary are
-kept. Each draw uses one uniform number from a counter-based generator keyed by (seed, position), so
-it is the same in any batch, after an eviction, and in any process.
+kept. Each draw uses one uniform number from a counter-based generator keyed by (seed, position). So
+a draw is the same in any batch, after a sequence was evicted from the cache, and in any process.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ class Sampling:
 def choose(logits: Tensor, samplings: Sequence[Sampling], positions: Sequence[int]) -> Tensor:
     """One token id for each row of float32 logits [B, vocab], on their device.
 
-    `positions` are the places of the rows' tokens in their sequences; with the seed they fix the
-    draw. Returns int64 [B]; NOT_FINITE if the largest logit is NaN or infinite, see `checked`.
+    `positions` are the positions of the new tokens in their sequences; seed and position determine
+    the draw. Returns int64 [B]; NOT_FINITE if the largest logit is NaN or infinite, see `checked`.
     """
     likeliest = logits.argmax(-1, keepdim=True)
     # NaN counts as the largest, so it is enough to check the maximum.
@@ -81,7 +81,7 @@ def checked(ids: list[int]) -> list[int]:
 
 
 def sample(logits: Tensor, sampling: Sampling, position: int) -> int:
-    """As `choose`, for one row [vocab]; raises as `checked`."""
+    """Choose a token as `choose` does, for one row [vocab]; raises as `checked`."""
     return checked(choose(logits[None], [sampling], [position]).tolist())[0]
 
 
@@ -131,8 +131,8 @@ def _draw(kept: Tensor, shares: list[float]) -> Tensor:
 def _smallest_kept(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """[B, 1]: the smallest probability that top-p keeps in each row."""
     size = probabilities.shape[1]
-    # Sorting only a part first needs its result on the host, which is slow on a GPU: there all are
-    # sorted.
+    # Sorting only the largest values first needs a transfer to the host, which is slow on a GPU. So
+    # on a GPU all values are sorted.
     count = min(_FIRST_LOOK, size) if probabilities.device.type == "cpu" else size
     largest = probabilities.topk(count).values
     mass = largest.cumsum(-1)

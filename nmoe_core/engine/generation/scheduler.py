@@ -1,10 +1,11 @@
 """Selects the sequences of each pass, and their number of tokens.
 
-Sequences are admitted in order of arrival, when there is a slot and enough pages to prefill them;
-while a sequence waits for a shared prefix, later ones may start. Every running sequence that knows
-its next token decodes in every pass; prompts share the remaining token budget in order of arrival.
-If pages run out, cached prefixes are dropped first; then the youngest sequence returns to the queue
-and is recomputed later. The oldest sequence always runs to its end, so all sequences finish.
+Sequences are admitted in order of arrival, if there is a free slot and there are enough pages to
+prefill them. While a sequence waits for a shared prefix, later sequences may start. In each pass,
+every running sequence whose next token is known decodes one step; prompts use the remaining token
+budget in order of arrival. If pages run out, cached prefixes are dropped first. Then the sequence
+that arrived last returns to the queue, and is recomputed later. The oldest sequence always runs to
+its end, so all sequences finish.
 """
 
 import itertools
@@ -53,7 +54,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A sequence's part of a pass; `makes` is the prefix to keep after it, if any."""
+    """A sequence's part of a pass; `makes` is the prefix to store after the pass, if any."""
 
     sequence: Sequence
     chunk: Chunk
@@ -134,7 +135,8 @@ class Scheduler:
         if not self._waiting or not self.cache.free_slots:
             return
         being_made = {node for sequence in self._running for node in self._to_make(sequence)}
-        # Look only at the head of the queue, or the cost of a pass would grow with the queue.
+        # Only look at the head of the queue; otherwise the cost of a pass would grow with the
+        # queue.
         for sequence in self._waiting[: 2 * len(self.cache.tables)]:
             if not sequence.is_answered:
                 continue
@@ -148,7 +150,7 @@ class Scheduler:
             being_made.update(self._to_make(sequence))
 
     def _has_room(self, sequence: Sequence, start: int) -> bool:
-        """Whether there are enough pages for the sequence besides the running ones."""
+        """Whether there are enough pages for this sequence in addition to the running sequences."""
         if not self._running:
             return True
         needed = self.cache.pages_for(len(sequence.tokens) + 1) - start // self.cache.page_size
@@ -197,21 +199,23 @@ class Scheduler:
         return Planned(sequence, Chunk(sequence.slot, sequence.num_cached, count), makes)
 
     def _reserve(self, sequence: Sequence, length: int) -> bool:
-        """Reserve pages for `length` positions; takes them from others if none are free."""
+        """Reserve pages for `length` positions; takes pages from other sequences if too few are
+        free."""
         while not self.cache.reserve(sequence.slot, length):
             if self.prefixes.drop():
                 continue
             youngest = self._running[-1]
             self.counts.preemptions += 1
             self._withdraw(youngest)
-            # Return it to the queue, in order of arrival; it keeps its tokens, but not its pages.
+            # Return the sequence to the queue, in order of arrival. It keeps its tokens, but loses
+            # its pages.
             insort(self._waiting, youngest, key=lambda other: other.seq_id)
             if youngest is sequence:
                 return False
         return True
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """Remove a sequence from the queue, or from the running ones and free its pages."""
+        """Remove a sequence from the queue; or remove a running sequence and free its pages."""
         if sequence.slot < 0:
             self._waiting.remove(sequence)
             return

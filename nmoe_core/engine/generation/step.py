@@ -1,9 +1,10 @@
 """One forward pass over a paged cache: new tokens of several sequences, long prompts in chunks.
 
-Chunks of one token, as in decoding, run attention together. Longer chunks run one by one, with the
-attention for whole documents, over the cached keys and their own. Indices are computed once per
-pass, not once per block. With `batch_invariant`, all chunks run one by one and products are padded
-to the shape used for documents, so the bits of a token's result depend only on its sequence.
+Attention for chunks of one token, as in decoding, runs for all of them together. Attention for
+longer chunks runs chunk by chunk, with the function for whole documents, over the cached keys and
+the chunk's own keys. Indices are computed once per pass, not once per block. With
+`batch_invariant`, attention runs chunk by chunk for all chunks, and matrix products are padded to
+the shape used for documents. So the bits of a token's result depend only on its sequence.
 """
 
 from collections.abc import Sequence
@@ -39,9 +40,10 @@ class Chunk:
 class Places:
     """Cache positions of a pass in all blocks of one kind: full pages, or rings of a window.
 
-    written: int64, cached row of each new token that is kept. kept: int64, rows of the pass that
-    are kept, None for all. history: cached rows that each longer chunk sees.
-    taken, mask: pages or slots that hold the keys of single tokens, and which keys are seen.
+    written: int64, the cache row of each new token that is stored. kept: int64, the rows of the
+    pass that are stored; None for all rows. history: the cache rows that are visible to each longer
+    chunk. taken: the pages or slots that hold the keys for single tokens. mask: which of these keys
+    are visible.
     """
 
     written: Tensor
@@ -95,11 +97,11 @@ class StepBatch:
             self._find_keys(slots, np.asarray([chunk.stop for chunk in singles]))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """As `attention.Context.attend`; also writes the rows' keys and values."""
+        """See `attention.Context.attend`; also writes the rows' keys and values to the cache."""
         window = self.cache.windows[layer]
         keys = self.cache.keys[layer]
         values = self.cache.values[layer]
-        # Copy before the write: new rows of a ring replace old rows that are still needed.
+        # Copy visible rows before the write: new rows of a ring replace rows that are still needed.
         seen: list[list[torch.Tensor]] = []
         if self._longer:
             for pages, new in ((keys, k), (values, v)):
@@ -123,8 +125,8 @@ class StepBatch:
         return self._pages if window is None else self._rings
 
     def _find_keys(self, slots: np.ndarray, lengths: np.ndarray) -> None:
-        """Note the place of the keys of each sequence that adds one token; `lengths` is their
-        number."""
+        """Find the cache rows of the keys of each sequence that adds one token; `lengths` holds
+        their number per sequence."""
         cache = self.cache
         pages = cache.tables[slots, : cache.pages_for(int(lengths.max()))]
         self._pages.taken = self._rows(pages.astype(np.int64))
@@ -136,7 +138,8 @@ class StepBatch:
         self._rings.mask = self._mask(age < np.minimum(lengths, cache.window)[:, None])
 
     def _seen(self, pages: Tensor, new: Tensor, window: int | None) -> list[tuple[Tensor, Tensor]]:
-        """The rows that each longer chunk sees: cached rows, then its own."""
+        """The rows that are visible to each longer chunk: cached rows, then the chunk's own
+        rows."""
         cached = pages.flatten(0, 1)
         history = self._places(window).history
         return [(_taken(cached, past), new[rows]) for past, rows in zip(history, self._longer_rows)]
@@ -166,7 +169,7 @@ class StepBatch:
         return pages * size + positions % size
 
     def _rows(self, index: np.ndarray) -> Rows:
-        """The index, as a slice (which makes no copy) if its numbers are consecutive."""
+        """The index; if its numbers are consecutive, a slice, so that indexing makes no copy."""
         flat = index.ravel()
         if len(flat) == 0:
             return slice(0, 0)

@@ -1,14 +1,15 @@
 """Attention kernels with sinks and sliding windows, over packed documents and over pages.
 
-In prefill one program computes a block of queries of one head, and iterates over the visible keys
+In prefill, one program computes a block of queries of one head, and iterates over the visible keys
 with a running softmax (FlashAttention, arXiv 2205.14135). A head's sink is a logit whose
-probability is dropped: the running maximum starts at it and the running sum at one. Blocks never
-span documents. Only blocks of keys at the two ends of the visible range are masked.
+probability is dropped: the running maximum starts at the sink, and the running sum at one. Blocks
+never span documents. Only blocks of keys at the two ends of the visible range are masked.
 
-In decoding one program computes a split of fixed length of one key head of one sequence, for all
-query heads that share the key head; a second kernel merges the splits in order and adds the sink
-once. Splits depend only on the length of the sequence, so its result has the same bits in any
-batch. A window layer's pages form a ring: position p is in table column (p / page_size) mod width.
+In decoding, the keys of a sequence are divided into splits of fixed length. One program computes
+one split of one key head, for all query heads that share the key head. A second kernel merges the
+splits in order and adds the sink once. Splits depend only on the length of the sequence, so its
+result has the same bits in any batch. A window layer's pages form a ring: position p is in table
+column (p / page_size) mod width.
 """
 
 from dataclasses import dataclass
@@ -24,17 +25,17 @@ from nmoe_core.engine.transfers import on_its_device
 QUERY_BLOCK = 128
 KEY_BLOCK = 64
 SPLIT_KEYS = 512
-_LEAST_ROWS = 16  # least rows of a matrix product
+_LEAST_ROWS = 16  # minimum number of rows of a matrix product
 
 
 @dataclass(frozen=True, slots=True)
 class QueryBlocks:
     """Blocks of queries of a packed batch; all layers use the same blocks.
 
-    documents, firsts: int32 [max_blocks], document of each block, and its first row within the
-    document; unused blocks have document -1. starts, key_starts: int32 [B + 1], first row and first
-    key of each document. If a document has more keys than queries, the queries are at its last
-    positions, and early keys that no window reaches may be missing.
+    documents, firsts: int32 [max_blocks], document of each block, and first row of the block within
+    the document; unused blocks have document -1. starts, key_starts: int32 [B + 1], first row and
+    first key of each document. If a document has more keys than queries, the queries are at its
+    last positions, and early keys outside every window may be missing.
     """
 
     documents: Tensor
@@ -114,7 +115,7 @@ def _prefill_kernel(
     largest = tl.zeros((BLOCK_Q,), dtype=tl.float32) + sink
     total = tl.full((BLOCK_Q,), 1.0, dtype=tl.float32)
     acc = tl.zeros((BLOCK_Q, HEAD_DIM), dtype=tl.float32)
-    # The first key that the block's first query sees, rounded down to a whole key block.
+    # The first key that is visible to the block's first query, rounded down to a whole key block.
     low = tl.maximum(first - window + 1, 0) // BLOCK_K * BLOCK_K
     high = tl.minimum(first + BLOCK_Q, length)
     # The blocks of keys from inner_low to inner_high are visible to every query of the block; the
@@ -132,7 +133,7 @@ def _prefill_kernel(
         v = tl.load(v_ptr + pointers, mask=is_key, other=0.0)
         distance = queries[:, None] - keys[None, :]
         is_seen = (distance >= 0) & (distance < window)
-        # The maximum is never minus infinity, since it starts at the sink.
+        # The maximum is never minus infinity, because it starts at the sink.
         largest, total, acc = attend_keys(q, k, v, is_seen, scale, largest, total, acc)
     for key in range(inner_low, inner_high, BLOCK_K):
         rows_of_keys = (key_start + key + columns) * kv_heads + kv_head
@@ -149,8 +150,8 @@ class Cached:
     """The pages with the keys and values of a batch of sequences.
 
     tables: int32 [B, width]. lengths: int32 [B], including the query's position; 0 for an empty
-    slot of the batch, whose result is zero. max_length: an upper bound, which decides the number of
-    splits but does not change the result.
+    slot of the batch, whose result is zero. max_length: an upper bound of the lengths. It
+    determines the number of splits, and does not change the result.
     """
 
     tables: Tensor

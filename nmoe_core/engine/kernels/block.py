@@ -1,9 +1,9 @@
-"""Transformer blocks on kernels, with the weights, taps and caches of the plain blocks, for a GPU.
+"""Transformer blocks on GPU kernels, with the same weights, taps and caches as the plain blocks.
 
 Torch's matrix products (attention projections, router, unembedding) run between kernels. Results
-differ from the plain path only by rounding. The experts need five kinds of launches and no transfer
-to the host. Per token they need memory for k rows of intermediate size and k float32 rows of hidden
-size, and a few times as much if the second product is split.
+differ from the plain path only by rounding. The experts need five kinds of kernel launches, and no
+transfer to the host. Memory per token: k rows of intermediate size and k float32 rows of hidden
+size, or a few times as much if the second product is split.
 """
 
 from collections.abc import Callable
@@ -55,8 +55,9 @@ class FusedExperts:
     ) -> Tensor:
         """The residual [T, hidden] plus the weighted sum of the experts of each row of x.
 
-        batch_invariant: use one tile shape and no splits for every batch, so that a token's bits do
-        not depend on the number of other tokens; large batches and the smallest ones are slower.
+        batch_invariant: use one tile shape and no splits for every batch, so that the bits of a
+        token's result do not depend on the number of other tokens. Large and very small batches are
+        slower.
         """
         num_rows = chosen.experts.numel()
         num_experts = len(self.down.bias)
@@ -71,7 +72,7 @@ class FusedExperts:
 
 @on_its_device
 def combine(rows: Tensor, residual: Tensor) -> Tensor:
-    """The residual [T, H] plus each token's rows.
+    """The residual [T, H] plus the sum of each token's rows.
 
     rows is float32 [splits, T * k, H]; row t * k + j of a split is a part of the weighted result of
     the token's j-th expert. The splits are added in order, then the experts in the order of j, in
@@ -149,9 +150,9 @@ class KernelBlock(nn.Module):
 
 
 def _router_weight(tensors: LayerTensors) -> Tensor:
-    """The router's weight. On a GPU it has the activations' type if this represents every value
-    exactly, as in published models: products of two bfloat16 are exact in float32, and a product of
-    float32 took five times as long in a decoding step."""
+    """The router's weight. On a GPU, it is converted to the activations' type if this type
+    represents every value exactly, as in published models. Products of two bfloat16 numbers are
+    exact in float32, and a float32 matrix product took five times as long in a decoding step."""
     weight = tensors.router_weight
     narrow = weight.to(tensors.qkv_weight.dtype)
     return narrow if weight.is_cuda and torch.equal(narrow.float(), weight) else weight

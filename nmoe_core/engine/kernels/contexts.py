@@ -1,8 +1,9 @@
 """Contexts of a pass for kernels: complete documents, or new tokens over a paged cache.
 
-The plain contexts compute positions, pages and rings; the classes here pass them to the kernels. A
-pass of single tokens, as in decoding, writes keys and values directly into their pages; longer
-chunks also keep a contiguous copy, which they attend to after the cached keys.
+The plain contexts compute positions, pages and rings; these classes pass them to the kernels. A
+pass of single tokens, as in decoding, writes keys and values directly into their pages. A pass with
+longer chunks also holds a contiguous copy of the new keys and values, to which chunks attend after
+the cached keys.
 """
 
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ class Singles:
     max_length: int
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """As `KernelDocuments.attend_rows`; the rows' keys and values are also written."""
+        """See `KernelDocuments.attend_rows`; also writes the keys and values to the cache."""
         written = self.written if self.cache.windows[layer] is None else self.ring_written
         pages = self.cache.keys[layer], self.cache.values[layer]
         return self.attend(layer, rotate_and_store(qkv, rotation, written, *pages), sinks)
@@ -103,15 +104,15 @@ class KernelStep(StepBatch):
         return not self._longer
 
     def attend_rows(self, layer: int, qkv: Tensor, rotation: Tensor, sinks: Tensor) -> Tensor:
-        """As `KernelDocuments.attend_rows`; the rows' keys and values are also written."""
+        """See `KernelDocuments.attend_rows`; also writes the keys and values to the cache."""
         if self.is_decode:
             return self.singles.attend_rows(layer, qkv, rotation, sinks)
         window = self.cache.windows[layer]
         keys = self.cache.keys[layer]
         values = self.cache.values[layer]
         q, k, v = _rotated(qkv, rotation, self._rows, keys.shape[2:])
-        # These are copies from before the write, since new rows of a ring replace old rows that are
-        # still visible.
+        # Copy the visible rows before the write, because new rows of a ring replace old rows that
+        # are still visible.
         seen_keys, seen_values = (
             torch.cat([part for pair in self._seen(pages, new, window) for part in pair])
             for pages, new in ((keys, k), (values, v))

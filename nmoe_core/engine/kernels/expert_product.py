@@ -1,18 +1,19 @@
 """The grouped product: multiplies sorted rows by the weights of their experts in one launch.
 
-Weights are tiled along K once, when they are loaded; MXFP4 codes stay packed. A tile has 64 inputs
-of all output rows, contiguous, so that a program loads complete cache lines. 16 words of a row have
-its codes (see `mxfp4_words.py`), which are decoded in the registers that loaded them.
+Weights are tiled along K once, when they are loaded; MXFP4 codes stay packed. A tile holds 64
+inputs of all output rows, contiguously, so that a program loads complete cache lines. The codes of
+a row are in 16 words (see `mxfp4_words.py`), which are decoded in the registers into which they
+were loaded.
 
 A program computes one tile of rows of one expert by one block of output columns. The prologue
-gathers activations by sorted choice; the epilogue adds the bias and either applies SwiGLU (the
-first projection, whose gates and ups alternate: one product serves both) or multiplies the rows by
-their routing weights and puts them back into token order (the second). Decoding is exact. Sums are
-float32.
+gathers activations by sorted choice; the epilogue adds the bias. For the first projection, the
+epilogue then applies SwiGLU; gates and ups alternate, so one product computes both. For the second
+projection, it multiplies the rows by their routing weights and writes them in token order. Decoding
+is exact. Sums are float32.
 
 If the second projection has too few programs for all multiprocessors, its inputs are split: each
 split is a separate sum, and `block.combine`, which adds the rows of a token anyway, adds the splits
-in order. The number of splits depends on shapes, never on the device.
+in order. The number of splits depends only on shapes, not on the device.
 """
 
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ from nmoe_core.engine.weights.config import GROUP_SIZE
 
 TILE_K = 2 * GROUP_SIZE
 WORDS = TILE_K // CODES
-# 2^(s - 1), which cancels the 2^-126 of unpacked codes, must be a bfloat16 number, with exponent s
-# + 126.
+# Unpacked codes have a factor of 2^-126. The factor 2^(s - 1) that cancels it must be a bfloat16
+# number, with exponent s + 126.
 LARGEST_SCALE = 128
 EXPONENT_OFFSET = 126
 
@@ -43,8 +44,8 @@ class TiledExperts:
     """MXFP4 weights of one projection of all experts.
 
     codes: int16 [E, K / 64, N, 16], words of four codes. scales: int16 [E, K / 64, N], two
-    exponents each; K is padded with zeros to complete tiles. in_features: K before rounding. bias:
-    float32 [E, N].
+    exponents each; K is padded with zeros to complete tiles. in_features: K before it was padded.
+    bias: float32 [E, N].
     """
 
     codes: Tensor
@@ -74,8 +75,8 @@ ExpertWeights = TiledExperts | DenseExperts
 
 def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
     """Tile MXFP4 weights: blocks uint8 [E, N, K / 32, 16], scales uint8 [E, N, K / 32]. Raises
-    CheckpointError if a scale means weights of 2^2 and more, or NaN (E-CHECKPOINT-SCALE); such
-    experts must be decoded."""
+    CheckpointError if a scale byte is above `LARGEST_SCALE` (large weights, or NaN;
+    E-CHECKPOINT-SCALE); such experts must be decoded."""
     largest = int(scales.max())
     if largest > LARGEST_SCALE:
         raise CheckpointError(
@@ -111,8 +112,9 @@ class TileShape:
     num_stages: int
 
 
-# Tiles for few rows per expert, which mostly read and decode weights, to many rows: the fastest of
-# about forty shapes on an H100 from 4 rows on (docs/kernels.md).
+# Tiles from few to many rows per expert. With few rows, most time goes to reading and decoding
+# weights. From 4 rows on, these were the fastest of about forty shapes on an H100
+# (docs/kernels.md).
 TILES = tuple(TileShape(rows, columns=256, num_warps=4, num_stages=3) for rows in (16, 32, 64))
 DECODE = TILES[0]
 PREFILL = TILES[-1]
@@ -120,14 +122,14 @@ PREFILL = TILES[-1]
 # tokens), and cost a few per cent from 432 programs on. Smaller splits were not measured.
 MOST_SPLIT_PROGRAMS = 420
 LEAST_K_TILES = 8
-# float32 is multiplied by scalar instructions with the inputs of a tile in registers; a larger tile
-# would spill them.
+# float32 is multiplied by scalar instructions, with the inputs of a tile in registers. With a
+# larger tile, registers would spill.
 FLOAT32 = TileShape(rows=16, columns=64, num_warps=8, num_stages=2)
 
 
 def tile_for(num_rows: int, num_experts: int, dtype: torch.dtype) -> TileShape:
-    """The smallest tile with more rows than the average expert has; if there is none, the largest.
-    On a GPU, float32 has a separate tile."""
+    """The smallest tile with more rows than an expert has on average, or the largest tile if none
+    has. On a GPU, float32 has a separate tile."""
     if dtype == torch.float32 and not INTERPRETED.value:
         return FLOAT32
     return next((tile for tile in TILES if num_rows < tile.rows * num_experts), PREFILL)
@@ -158,7 +160,7 @@ def grouped_product(
     Args:
         x: [T, K]; for the second projection [T * k, K], in sorted order.
         weights: With N outputs; for the first projection in the order gate, up, gate, up.
-        routing: The sorted rows, in tiles of `shape.rows`.
+        routing: The sorted rows, in tiles of `shape.rows` rows.
         shape: Shape of a program's tile.
         swiglu: For the first projection: the limit of gates and ups, and the factor inside the
             gate's sigmoid. None for the second.

@@ -2,9 +2,9 @@
 
 A step of n single tokens is padded to the next captured size; empty slots have length 0 and write
 no key. All values that change between steps are in buffers that are filled before a replay. There
-is one graph per batch size and length bucket (which fixes the number of splits), captured when the
-pair first occurs; all graphs share one memory pool. Without a CUDA device the same code runs
-without capture.
+is one graph per pair of batch size and length bucket; the bucket determines the number of splits. A
+graph is captured when its pair first occurs; all graphs share one memory pool. Without a CUDA
+device the same code runs without capture.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,8 @@ LEAST_LENGTH = 1024
 
 
 class StaticStep:
-    """The context of one token for each of `batch_size` slots, in buffers with fixed addresses."""
+    """The context of a decoding step with one token for each of `batch_size` slots, in buffers with
+    fixed addresses."""
 
     batch_invariant = False
 
@@ -62,7 +63,8 @@ class StaticStep:
 
 
 class DecodeGraphs:
-    """Captured decoding steps of a forward pass over a cache; `rotation` has every position."""
+    """CUDA graphs of decoding steps: the forward pass over a cache, for each batch size. `rotation`
+    has one row for every position."""
 
     def __init__(self, forward: Forward, rotation: Tensor, cache: PagedCache) -> None:
         self._forward = forward
@@ -73,7 +75,7 @@ class DecodeGraphs:
             self._pool = torch.cuda.graph_pool_handle() if rotation.is_cuda else None
 
     def takes(self, step: KernelStep) -> bool:
-        """Whether a step has only single tokens and a size that is captured."""
+        """Whether a step has only single tokens, and a batch size for which graphs are captured."""
         return step.is_decode and len(step.positions) <= BATCH_SIZES[-1]
 
     def run(self, ids: Tensor, step: KernelStep) -> Tensor:
@@ -99,7 +101,7 @@ class DecodeGraphs:
 
         if step.ids.device.type != "cuda":
             return run
-        # The first run is outside the capture: it compiles kernels and allocates workspaces of
+        # The first run is not captured, because it compiles kernels and allocates workspaces of
         # libraries.
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

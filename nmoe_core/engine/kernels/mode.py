@@ -2,8 +2,8 @@
 
 The interpreter stores bfloat16 as 16-bit integers: it multiplies these integers without a warning,
 truncates while hardware rounds to nearest even, and loses subnormals. So kernels use `dot` for
-products and `widen` and `round_to` for conversions. Attention scores are scaled for exp2, which the
-hardware has; exp would need one more product.
+products and `widen` and `round_to` for conversions. Attention scores are scaled for exp2, which is
+a hardware instruction; exp would need one more multiplication.
 """
 
 import os
@@ -54,8 +54,8 @@ def attend_keys(q, k, v, is_seen, scale, largest, total, acc):
     """Update the running maximum, sum and weighted values with a block of keys (FlashAttention).
 
     q [M, D], k and v [K, D], is_seen [M, K], or None if all keys are visible; scale includes
-    log2(e). The new maximum must be finite: each row sees a key of the block, or its maximum is
-    already finite.
+    log2(e). The new maximum must be finite: for each row, a key of the block is visible, or the
+    row's maximum is already finite.
     """
     scores = dot(q, tl.trans(k), tl.zeros((q.shape[0], k.shape[0]), dtype=tl.float32))
     scores *= scale

@@ -1,9 +1,10 @@
-"""MXFP4 codes in 16-bit words of four, arranged so that few instructions decode them to bfloat16.
+"""MXFP4 codes in 16-bit words of four codes, arranged so that few instructions decode them to
+bfloat16.
 
-The sign of bfloat16 is bit 15. With a code's exponent and mantissa in bits 8 to 6, the number is
-the code's value times 2^-126. Codes 0, 1 and 2 of a word need a shift by 0, 3 and 6 bits and one
-mask; code 3 uses the remaining bits. A 32-bit register has two words, so each instruction decodes
-two codes: 11 instructions for eight codes (an idea of OpenAI's triton_kernels on Hopper).
+The sign of bfloat16 is bit 15. If a code's exponent and mantissa are in bits 8 to 6, the bfloat16
+number is the code's value times 2^-126. Codes 0, 1 and 2 of a word need a shift by 0, 3 and 6 bits
+and one mask; code 3 uses the remaining bits. A 32-bit register has two words, so each instruction
+decodes two codes: 11 instructions for eight codes (an idea of OpenAI's triton_kernels on Hopper).
 """
 
 import torch
@@ -64,8 +65,8 @@ def unpacked(words):
 def decoded(words, scales, dtype: tl.constexpr):
     """Weights [N, 64] from words int16 [N, 16] and scales int16 [N].
 
-    Code c of word j is input 16 c + j. A scale has the bfloat16 exponents of inputs 0 to 31, in its
-    low byte, and of inputs 32 to 63; they cancel the 2^-126.
+    Code c of word j is input 16 c + j. A scale holds two bfloat16 exponents: for inputs 0 to 31 in
+    its low byte, and for inputs 32 to 63 in its high byte. The exponents cancel the factor 2^-126.
     """
     first, second, third, fourth = unpacked(words.to(tl.uint16, bitcast=True))
     codes = tl.permute(tl.join(tl.join(first, second), tl.join(third, fourth)), (0, 3, 2, 1))

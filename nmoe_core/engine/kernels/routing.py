@@ -1,9 +1,10 @@
 """Routes rows to experts: top-k with softmax, and a stable counting sort without atomics.
 
-The sort works on the flattened choices [T * k]: each program counts the experts of one block, one
-program turns the counts into offsets and the list of row tiles, and each program places the rows of
-its block. The host needs no size except T, so a CUDA graph can contain all launches. A tile has
-rows of one expert only; among equal logits the lower expert wins.
+The sort works on the flattened choices [T * k], in three launches. First, each program counts the
+experts of one block. Then one program turns the counts into offsets and the list of row tiles.
+Last, each program places the rows of its block. The host needs no size except T, so a CUDA graph
+can contain all launches. A tile holds rows of only one expert. If logits are equal, the lower
+expert is chosen.
 """
 
 from dataclasses import dataclass
@@ -92,7 +93,8 @@ def _choose_kernel(
     is_there = (tokens < num_tokens)[:, None] & (columns < num_experts)[None, :]
     pointers = logits_ptr + tokens[:, None] * num_experts + columns[None, :]
     raw = tl.load(pointers, mask=is_there, other=0.0)
-    # If a row has NaN, its experts stay in range, and its weights, and so its result, are NaN.
+    # If a row has NaN, its experts stay in range, and its weights are NaN, so that its result is
+    # NaN too.
     poison = tl.sum(tl.where(raw != raw, raw, 0.0), axis=1)
     logits = tl.where(raw == raw, raw, -3.0e38)
     logits = tl.where((columns < num_experts)[None, :], logits, float("-inf"))
@@ -180,7 +182,8 @@ def _place_kernel(
     num_choices,
     PADDED_EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write each choice of a block to its position, after the earlier choices of its expert."""
+    """Write each choice of a block to its position, after the earlier choices of the same
+    expert."""
     block = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     choices = block * BLOCK + lanes

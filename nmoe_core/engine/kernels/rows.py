@@ -1,8 +1,8 @@
 """Kernels over single rows: residual addition with RMSNorm, and rotation with cache writes.
 
-A residual sum is rounded to its type before it is normalised, as in two separate operations; mean
-and scaling are float32 (RMSNorm: Zhang and Sennrich, arXiv 1910.07467). Rotation turns adjacent
-pairs of a head (see `rotation.pair_halves`) in float32.
+The residual sum is rounded to its dtype before it is normalised, as if these were two operations.
+Mean and scaling are computed in float32 (RMSNorm: Zhang and Sennrich, arXiv 1910.07467). Rotation
+is applied to adjacent pairs of a head (see `rotation.pair_halves`) in float32.
 """
 
 import torch
@@ -22,7 +22,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """`residual + delta` and its RMSNorm, [T, H] each.
 
-    Without a delta, the unchanged residual is normalised and returned. weight: float32 [H].
+    If `delta` is None, the unchanged residual is normalised and returned. weight: float32 [H].
     """
     num_tokens, width = residual.shape
     total = residual if delta is None else torch.empty_like(residual)
@@ -93,7 +93,8 @@ def _rotate_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    # Both values of a pair in one load and one store; separate ones took seven times as long.
+    # Load and store both values of a pair together; separate loads and stores took seven times as
+    # long.
     values = tl.arange(0, 2 * PADDED_HALF)
     pairs = tl.arange(0, PADDED_HALF)
     head_dim = 2 * HALF_DIM

@@ -54,9 +54,9 @@ FLOAT32_PARTS = (
 class LayerTensors:
     """The weights of one block; matrices are [.., outputs, inputs].
 
-    E experts, H hidden, I intermediate, D head, N query heads, Q + 2K the fused query, key, value
-    width. Rows of gate and up: the I gates first, then the I ups. None means that the block has no
-    such part.
+    Sizes: E experts, H hidden, I intermediate, D head dimension, N query heads, Q + 2K the width of
+    the fused query, key and value. Rows of `gate_up`: first the I gates, then the I ups. A part is
+    None if the block does not have it.
     """
 
     attn_norm: Tensor  # [H] float32
@@ -82,7 +82,7 @@ def open_checkpoint(
 ) -> Iterator[Checkpoint]:
     """Map the files of a checkpoint and check their headers against its config.
 
-    `config` replaces the directory's configuration; weights are read to `device`. Raises
+    `config` replaces the configuration in the directory; weights are read to `device`. Raises
     CheckpointError as `find_checkpoint` and `ModelConfig.from_dict`, and if a file cannot be read
     (E-CHECKPOINT-FILE) or tensors do not match the config (E-CHECKPOINT-TENSOR).
     """
@@ -108,9 +108,9 @@ class Checkpoint:
     device: torch.device | str
 
     def tables(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        """embedding, unembedding [vocab, hidden] (one tensor if tied); final_norm float32 [hidden].
-        If the files have two different tables, as in some fine-tunes, both are used, even if the
-        config says that they are tied."""
+        """The tensors `embedding` and `unembedding` [vocab, hidden] (the same tensor if tied) and
+        `final_norm`, float32 [hidden]. If the files have two different tables, as in some
+        fine-tunes, both are used, even if the config says that they are tied."""
         embedding = unembedding = self._copy(self.layout.embedding, dtype)
         is_tied = self.config.tie_word_embeddings
         head = HUGGING_FACE.unembedding if is_tied else self.layout.unembedding

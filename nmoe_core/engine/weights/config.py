@@ -37,10 +37,10 @@ class ModelConfig:
     """Shape and constants of one model.
 
     `layer_types[i]` is `sliding_attention` or `full_attention`; `sliding_window` counts the query
-    itself; `quant_method` is `mxfp4` if the config says this about the experts, else None (the
-    tensors in the files decide how they are read). A dense model has one expert and no router;
-    `swiglu_limit` None means SwiGLU without a clamp; with `norm_topk_prob` the softmax is over the
-    chosen experts of a token, else over all experts.
+    itself; `quant_method` is `mxfp4` if the config says that the experts are MXFP4, else None. (How
+    experts are read depends only on the tensors in the files.) A dense model has one expert and no
+    router; If `swiglu_limit` is None, SwiGLU has no clamp. With `norm_topk_prob`, the softmax is
+    over the chosen experts of a token, otherwise over all experts.
     """
 
     num_hidden_layers: int
@@ -113,10 +113,11 @@ class ModelConfig:
     def from_dict(cls, raw: Mapping[str, Any]) -> ModelConfig:
         """Read the Hugging Face form of any family, or gpt-oss in the form of `original/`.
 
-        The file of `original/` lacks some facts, which are fixed here: alternating layers that
-        start with a sliding one, epsilon 1e-5, MXFP4 experts, and the special ids of the published
-        vocabulary. Raises CheckpointError if the architecture or a variant of it is not supported
-        (E-CHECKPOINT-ARCH), or a field is missing or out of range (E-CHECKPOINT-CONFIG).
+        The file of `original/` lacks some fields, for which fixed values are used: alternating
+        layers of which the first has a sliding window, epsilon 1e-5, MXFP4 experts, and the special
+        ids of the published vocabulary. Raises CheckpointError if the architecture or a variant of
+        it is not supported (E-CHECKPOINT-ARCH), or a field is missing or out of range
+        (E-CHECKPOINT-CONFIG).
         """
         return cls(**config_fields(raw))
 

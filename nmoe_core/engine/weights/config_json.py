@@ -137,8 +137,8 @@ def _window_kinds(raw: Mapping[str, Any], family: Family) -> tuple[str, ...]:
 
 
 def _depth(raw: Mapping[str, Any]) -> int:
-    """Number of blocks, limited so that each block's tensors can be named before any file is
-    read."""
+    """Number of blocks; refused above `MAX_LAYERS`, because all tensor names are listed before any
+    file is read."""
     depth = take(raw, int, "num_hidden_layers")
     if not 0 < depth <= MAX_LAYERS:
         raise bad_field("num_hidden_layers", depth, f"1 to {MAX_LAYERS}")
@@ -150,7 +150,8 @@ def _set(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require(raw: Mapping[str, Any], fixed: Mapping[str, Any]) -> None:
-    """Refuse settings that change the computation, except the values in `fixed`."""
+    """Raise CheckpointError if a setting differs from its value in `fixed`; such settings change
+    the computation."""
     for field, value in fixed.items():
         if raw.get(field, value) != value:
             raise variant(field, raw[field], repr(value))

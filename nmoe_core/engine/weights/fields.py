@@ -1,8 +1,8 @@
 """Reads fields of a checkpoint's `config.json` and refuses values that no model can have.
 
-A field that changes the computation is refused by name if it is missing, has the wrong type, or
-selects an unsupported variant. A default that differs from the training setting would give
-plausible but wrong numbers.
+If a field that changes the computation is missing, has the wrong type, or selects an unsupported
+variant, the error names it. No default is used, because a default that differs from the training
+setting would give plausible but wrong numbers.
 """
 
 from collections.abc import Mapping
@@ -30,14 +30,14 @@ def take(raw: Mapping[str, Any], kind: type, *names: str) -> Any:
 
 
 def token_ids(raw: Mapping[str, Any], name: str) -> list[int]:
-    """The token ids under a name: none, one, or a list."""
+    """The token ids in the field `name`, which holds null, one id, or a list."""
     value = raw.get(name)
     values = value if isinstance(value, list) and value else [value]
     return [] if value is None else [take({name: token}, int, name) for token in values]
 
 
 def first_id(raw: Mapping[str, Any], name: str) -> int | None:
-    """A token id or None; the first one of a list (all of them end a completion)."""
+    """The token id in the field `name`, or None; if the field holds a list, its first id."""
     return next(iter(token_ids(raw, name)), None)
 
 

@@ -1,10 +1,10 @@
 """Names and shapes of a checkpoint's tensors, in all published layouts.
 
-The Hugging Face layout has separate tensors for query, key and value. gpt-oss has two layouts:
-Hugging Face's, with unquantised experts input-major, and `original/`, with fused query, key and
-value and experts output-major. In both, experts are stacked, the rows of gate and up are
-interleaved (gate even, up odd), and MXFP4 experts are a tensor of blocks and a tensor of scales.
-Other families store separate matrices for each expert, and for gate and up.
+The Hugging Face layout has separate tensors for query, key and value. gpt-oss has two layouts. In
+the Hugging Face layout, unquantised experts are input-major. In `original/`, query, key and value
+are fused and experts are output-major. In both layouts, experts are stacked, the rows of gate and
+up are interleaved (gate even, up odd), and MXFP4 experts are a tensor of blocks and a tensor of
+scales. Other families store separate matrices for each expert, and for gate and up.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _MAX_PROBLEMS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Shape of one stored tensor and the safetensors dtypes it may have."""
+    """Shape of one stored tensor, and the safetensors dtypes that are allowed for it."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = FLOAT_DTYPES
@@ -108,7 +108,7 @@ ORIGINAL = Layout(
     experts={"gate_up_weight": ("mlp.mlp1_weight",), "down_weight": ("mlp.mlp2_weight",)},
     packed_suffixes=(".blocks", ".scales"),
 )
-# A buffer that old files of other families have beside the weights. Tied tables are stored once.
+# Old files of other families contain this buffer beside the weights.
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 
@@ -196,8 +196,8 @@ def stored_tensors(
 ) -> dict[str, TensorSpec]:
     """All tensors of a checkpoint with this config, by name.
 
-    An expert stack is MXFP4 if `names` has its blocks or scales; or, if `names` has neither them
-    nor the plain stack, if the config says so.
+    An expert stack is MXFP4 if `names` has its blocks or scales. If `names` has neither these nor
+    the plain stack, the config decides.
     """
     shapes = part_shapes(config)
     table = TensorSpec((config.vocab_size, config.hidden_size))
@@ -229,8 +229,8 @@ def stored_tensors(
 
 
 def detect_layout(config: ModelConfig, names: Collection[str], where: Path) -> Layout:
-    """The layout whose embedding table is among `names`. Raises CheckpointError if none is
-    (E-CHECKPOINT-TENSOR)."""
+    """The layout whose embedding table is among `names`. Raises CheckpointError if `names` has no
+    embedding table (E-CHECKPOINT-TENSOR)."""
     known = layouts(config)
     for layout in known:
         if layout.embedding in names:
@@ -250,8 +250,8 @@ def check_tensors(
     """Raise CheckpointError if tensors are missing, unknown or have a wrong shape
     (E-CHECKPOINT-TENSOR).
 
-    `found` has every stored tensor, with its dtype as the only allowed one; `where` is the location
-    in the message.
+    `found` has every stored tensor, with the tensor's dtype as its only dtype; `where` is the
+    location in the error.
     """
     expected = stored_tensors(config, layout, found)
     problems = []

@@ -3,7 +3,7 @@
 A group of 32 values along the input dimension has 16 bytes and one scale byte. A byte has two E2M1
 codes, with the even index in the low nibble; a scale byte s means 2^(s - 127), and 255 means NaN.
 Decoding is exact in float32 and in bfloat16, except that 2^128 and above overflow to infinity.
-Expert stacks are decoded when they are loaded or, with the same results, whenever they are used.
+Expert stacks are decoded once, when they are loaded, or at each use; the results are the same.
 """
 
 import functools
@@ -64,7 +64,7 @@ def decode(blocks: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -
 
 
 def decode_into(values: Tensor, blocks: Tensor, scales: Tensor) -> None:
-    """Write what `decode` returns into the contiguous tensor `values`, in its dtype.
+    """Decode as `decode` does, into the contiguous tensor `values`, in the dtype of `values`.
 
     The two values of a byte are looked up as one integer of twice the dtype's width; rows are
     decoded in pieces that fit into the cache.
@@ -91,8 +91,8 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
     """Blocks uint8 [..., rows, columns / 32, 16] and scales nearest to values [..., rows, columns].
 
     The scale is the power of two that puts a group's largest magnitude in [4, 8); values above 6
-    then become 6, as the format's specification prescribes. Ties go to the even code. Raises
-    ValueError if the columns are not complete groups of 32.
+    then become 6, as the format's specification prescribes. A value midway between two codes gets
+    the even code. Raises ValueError if the columns are not complete groups of 32.
     """
     if values.shape[-1] % GROUP_SIZE:
         raise ValueError(f"{values.shape[-1]} columns are not complete groups of {GROUP_SIZE}")
@@ -101,10 +101,11 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
     # frexp gives largest = m * 2^e with m in [0.5, 1): exact, while a floating log2 may round up.
     exponents = (torch.frexp(largest).exponent - 3).clamp(-SCALE_BIAS, SCALE_BIAS)
     exponents = torch.where(largest > 0, exponents, -SCALE_BIAS)
-    # In two steps, since the reciprocal of 2^-127 is too large for float32.
+    # Divide in two steps, because the reciprocal of 2^-127 is too large for float32.
     halves = exponents // 2
     scaled = torch.ldexp(torch.ldexp(groups, -halves[..., None]), (halves - exponents)[..., None])
-    # A tie goes to the even code: below one, the boundary is the float just below the middle.
+    # A value midway between two codes gets the even code. If the lower code is odd, the boundary is
+    # the next smaller float, so that the midpoint gets the upper code.
     magnitudes = torch.tensor(_MAGNITUDES, device=values.device)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2
     middles[1::2] = torch.nextafter(middles[1::2], torch.zeros_like(middles[1::2]))

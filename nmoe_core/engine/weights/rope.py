@@ -1,6 +1,7 @@
 """Scalings of the rotary frequencies, and their form in `config.json`.
 
-Two forms of the field exist: `rope_scaling` beside `rope_theta`, and `rope_parameters` with both.
+A file has one of two forms: the fields `rope_scaling` and `rope_theta`, or the field
+`rope_parameters`, which contains both.
 """
 
 import dataclasses
@@ -46,8 +47,8 @@ class LinearScaling:
 class Llama3Scaling:
     """Low frequencies divided by `factor`, high ones kept, the rest blended (Llama 3.1).
 
-    A frequency is low (high) if it turns less (more) than `low_freq_factor` (`high_freq_factor`)
-    times over the original context.
+    A frequency is low if it makes fewer than `low_freq_factor` turns over the original context, and
+    high if it makes more than `high_freq_factor` turns.
     """
 
     factor: float
@@ -81,7 +82,7 @@ def read_rope(
     (E-CHECKPOINT-ARCH).
     """
     both = [field for field in ("rope_parameters", "rope_scaling") if raw.get(field)]
-    if len(both) == 2:  # different releases of transformers use different ones
+    if len(both) == 2:  # releases of transformers differ in which field they use
         by_scaling, by_parameters = (read_rope({**raw, field: None}, defaults) for field in both)
         if by_scaling != by_parameters:
             expected = "the same as rope_parameters: keep one of the two, with rope_theta in it"

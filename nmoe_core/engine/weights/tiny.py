@@ -1,9 +1,10 @@
 """Writes a small checkpoint of seeded random weights, in the published layout of its family.
 
-It replaces trained weights and is marked by `nmoe_recipe` in `config.json`. The bytes of the files
-depend only on the recipe, on any machine and with any number of threads. Branches are damped so
-that the residual after the last block still distinguishes tokens and heads can learn from it. With
-the published vocabulary: 53 MB, about two seconds.
+The checkpoint can be used in place of trained weights; `nmoe_recipe` in `config.json` marks it. The
+bytes of the files depend only on the recipe, on any machine and with any number of threads. The
+outputs of attention and feed-forward are scaled down, so that the residual after the last block
+still distinguishes tokens and heads can learn from it. With the published vocabulary, the files
+have 53 MB and take about two seconds.
 """
 
 import hashlib
@@ -33,7 +34,8 @@ from nmoe_core.engine.weights.tiny_config import SIZES, tiny_config, tiny_model
 from nmoe_core.engine.weights.weight_files import CONFIG_NAME, read_checkpoint_json
 
 INDEX_NAME = "model.safetensors.index.json"
-# Published files are numbered from 00000, and their names have the last number, not the count.
+# Published files are numbered from 00000, and their names contain the last number, not the number
+# of files.
 SHARD_NAMES = ("model-00000-of-00001.safetensors", "model-00001-of-00001.safetensors")
 
 _DAMPING = 0.25
@@ -87,7 +89,8 @@ def make_tiny_checkpoint(
 
 
 def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Commit shards and index, and last config.json, without which a checkpoint does not count."""
+    """Commit the shards and the index, and config.json last: a directory without it is not a
+    checkpoint."""
     path = directory / CONFIG_NAME
     is_ours = not path.is_file() or RECIPE_KEY in read_checkpoint_json(path)
     strangers = {file.name for file in directory.glob("*.safetensors")} - set(SHARD_NAMES)
@@ -153,8 +156,8 @@ def _tensors(config: ModelConfig, seed: int) -> Iterator[tuple[str, Tensor]]:
 def _draw(seed: int, name: str, shape: tuple[int, ...], part: str) -> Tensor:
     """float32 numbers with the part's mean and deviation, as a function of seed and name.
 
-    Each is the sum of four uniform 16-bit integers from Philox: nearly normal, and without
-    logarithms, whose last bit differs between machines.
+    Each number is the sum of four uniform 16-bit integers from Philox, which is nearly normal.
+    Logarithms are avoided, because their last bit differs between machines.
     """
     key = hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16]
     generator = np.random.Philox(key=int.from_bytes(key, "little"))

@@ -1,8 +1,8 @@
 """Finds the files of a checkpoint, and reads tensors from them without loading whole files.
 
 Files are memory-mapped. Pages that were read count as memory of the process, so mappings are closed
-after every 8 MB. A tensor is a view of its mapping and must be copied before the next read; single
-experts are read by their index in the stack. Pickles are refused.
+after every 8 MB. A tensor is a view of its mapping and must be copied before the next read. A
+single expert is read by its index in the stack. Pickles are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GENERATION_NAME = "generation_config.json"
 INDEX_SUFFIX = ".safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 MAPPED_BYTES = 1 << 23
-# Files that transformers prefers to an index, or adds to its weights.
+# Files that transformers loads instead of the files of an index, or in addition to them.
 _OWN_WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
 
 
@@ -80,10 +80,12 @@ class WeightFiles:
 
 
 def weight_files(place: Path) -> list[Path]:
-    """The safetensors files that the index names, or all in the directory, sorted by name.
+    """The safetensors files that the index names; without an index, all safetensors files in the
+    directory, sorted by name.
 
-    Refuses an invalid index, or weights that are not in the index (E-CHECKPOINT-FILE), and an index
-    that names pickles (E-CHECKPOINT-PICKLE) or a missing file (E-CHECKPOINT-MISSING).
+    Raises CheckpointError if the index is invalid or weights are not in the index
+    (E-CHECKPOINT-FILE), or if the index names pickles (E-CHECKPOINT-PICKLE) or a missing file
+    (E-CHECKPOINT-MISSING).
     """
     indexes = sorted(place.glob(f"*{INDEX_SUFFIX}"))
     if not indexes:
@@ -116,7 +118,8 @@ def weight_files(place: Path) -> list[Path]:
 def find_checkpoint(path: str | Path) -> Path:
     """The directory at `path`, `path/original` or `path/original/original` that is a checkpoint.
 
-    Refuses a path without a checkpoint (E-CHECKPOINT-MISSING) and pickles (E-CHECKPOINT-PICKLE).
+    Raises CheckpointError if there is no checkpoint (E-CHECKPOINT-MISSING), or only pickles
+    (E-CHECKPOINT-PICKLE).
     """
     root = Path(path)
     if root.suffix in PICKLE_SUFFIXES and not root.is_dir():
@@ -147,8 +150,8 @@ def checkpoint_files(path: str | Path) -> list[Path]:
 def checkpoint_digest(path: str | Path) -> str:
     """Digest of the weights: SHA-256 of the names and SHA-256 of the config and all weight files.
 
-    Each process reads a file once, unless it changes. Raises as `find_checkpoint`, or if the index
-    names a missing file.
+    Each process reads a file once, unless the file changes. Raises as `find_checkpoint`, or if the
+    index names a missing file.
     """
     files = checkpoint_files(path)
     return sha256_json({file.name: local_digest(file) for file in files})

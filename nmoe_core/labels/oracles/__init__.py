@@ -13,7 +13,8 @@ from nmoe_core.labels.scores import QUALITY, Scale
 
 
 def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
-    """The oracle of kind `table.kind`; weights are loaded and the server is contacted later.
+    """Make the oracle of kind `table.kind`. Weights are not loaded, and the server is not
+    contacted, before the first question.
 
     `resolve` makes a path in the table absolute. Raises ConfigError if the environment variable of
     the API key is not set (E-CONFIG-MISSING) or does not hold a key, and as the oracle.

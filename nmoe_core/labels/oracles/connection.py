@@ -1,7 +1,7 @@
 """One kept-alive HTTP/1.1 connection that posts one request at a time, for `http`.
 
-httpcore, the transport of httpx, speaks HTTP and TLS. It follows no redirects, keeps no cookies,
-decompresses nothing, and reads neither proxies nor logins from the environment.
+httpcore, the transport of httpx, speaks HTTP and TLS. A connection follows no redirects, stores no
+cookies, decompresses no bodies, and reads neither proxies nor logins from the environment.
 """
 
 import asyncio
@@ -28,13 +28,14 @@ class CannotConnectError(OSError):
 
 
 class ReplyTooLargeError(OSError):
-    """A reply passed the limit, headers and announcements included; the rest was not read."""
+    """A reply is longer than the limit. The limit counts all received bytes, including headers; the
+    rest was not read."""
 
 
 class Connection:
-    """Posts to one URL; `timeout_s` holds for one request, connecting included.
+    """Posts to one URL; `timeout_s` is the limit for one request, including connecting.
 
-    `tls` checks the server's certificate, if the URL is one of https.
+    `tls` checks the server's certificate if the URL is an https URL.
     """
 
     def __init__(
@@ -55,12 +56,13 @@ class Connection:
     async def post(self, body: bytes) -> Response:
         """The response to one request; a connection is opened if there is none.
 
-        The server may close a kept connection just as a request goes out on it. So a request that
-        is lost before any byte of its response is sent once more, on a new connection.
+        The server may close a kept-alive connection while a request is being sent. So if a
+        connection is lost before any byte of the response, the request is sent once more, on a new
+        connection.
 
         Raises:
-            CannotConnectError: There is no connection and none can be made.
-            TimeoutError, ReplyTooLargeError: A limit was passed.
+            CannotConnectError: No connection can be made.
+            TimeoutError, ReplyTooLargeError: The time limit or the size limit was exceeded.
             OSError: The connection was lost, or the bytes received are not HTTP.
         """
         network = self._network
@@ -88,7 +90,7 @@ class Connection:
                 if network.num_received:
                     headers = {name.lower(): value for name, value in response.headers}
                     return Response(response.status, response.content, headers)
-                # These bytes came after the last response, so they answer no request.
+                # Bytes were received after the last response, so they do not belong to a request.
                 await self.close()
 
     async def close(self) -> None:

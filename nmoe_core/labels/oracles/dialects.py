@@ -1,8 +1,8 @@
 """The two forms of OpenAI's protocol: chat completions and plain completions.
 
 With chat, the server renders the prompt. With completions, the prompt is the text that `harmony`
-renders, for gpt-oss servers without chat. vLLM, SGLang and llama-server parse its special tokens;
-Ollama wraps it in its own template, so use chat there.
+renders, for gpt-oss servers without chat. vLLM, SGLang and llama-server parse the special tokens of
+this text. Ollama wraps the text in its own template, so use chat with Ollama.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def response_format(scale: Scale) -> orjson.Fragment:
 class Dialect:
     """Builds requests to `path` below a server's base URL, and reads the replies.
 
-    `facts` are the values, besides the table, that answers depend on.
+    `facts` are the values that answers depend on in addition to the table.
     """
 
     path: str
@@ -72,7 +72,7 @@ class Dialect:
             "seed": question.seed(self._table.seed),
         }
         # Chat servers pass the text to tokenizers that may parse `<|end|>` as a control token. With
-        # a space after the bracket, it stays text on every server.
+        # a space after the bracket, it is ordinary text on every server.
         prompt = self._prompt(question.text.replace("<|", "< |").replace("<｜", "< ｜"))
         extra = self._table.extra_body
         if "max_completion_tokens" in extra:  # servers refuse both keys together
@@ -142,9 +142,9 @@ class CompletionsDialect(Dialect):
     """`/completions`: sends the Harmony prompt as text, names the stop tokens, and requests special
     tokens in the reply.
 
-    With reasoning `none`, the prompt opens the final channel, so the answer is only the object and
-    the schema is requested. Otherwise no schema is sent, because it would prevent the model from
-    reasoning.
+    With reasoning `none`, the prompt opens the final channel, so the answer is only the JSON
+    object, and the schema is requested. Otherwise no schema is requested, because it would prevent
+    the model from reasoning.
     """
 
     path = "completions"

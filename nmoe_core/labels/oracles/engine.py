@@ -1,8 +1,9 @@
 """The `engine` oracle: runs gpt-oss weights in this process, greedily, with continuous batching.
 
-A document enters the batch as soon as a slot is free. Reasoning has a token budget; when it is
-spent, the oracle opens the final channel for the model, so the model always answers. The checkpoint
-is loaded at the first question; checking whether labels are current only needs its digest.
+A document enters the batch as soon as a slot is free. Reasoning has a token budget. When the budget
+is used up, the oracle opens the final channel for the model, so the model always answers. The
+checkpoint is loaded at the first question; checking whether labels are current only needs the
+checkpoint's digest.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
     from nmoe_core.engine import BatchedGenerator
     from nmoe_core.engine.weights.config import ModelConfig
 
-# Five keys and grades take about 40 tokens; the rest allows for white space.
+# An answer with five keys and grades has about 40 tokens; the rest leaves room for white space.
 FINAL_TOKENS = 128
 _PUBLISHED = {(24, 2880, 32): "gpt-oss-20b", (36, 2880, 128): "gpt-oss-120b"}
 
 
 @dataclass(slots=True)
 class _Answer:
-    """An unfinished answer: its tokens, and the tokens that it is forced to write next."""
+    """An unfinished answer: its tokens, and the forced tokens that come next."""
 
     index: int
     question: Question
@@ -53,8 +54,8 @@ class _Answer:
     has_final: bool = False
 
     def take(self, token: int) -> int:
-        """The next token: the model's or, in its place, a forced token that opens the final
-        channel."""
+        """The next token: the model's token or, if the final channel must be opened, a forced token
+        instead."""
         is_spent = len(self.tokens) == self.final_from and not self.has_final
         if is_spent and token not in STOP_IDS:
             self.forced.extend(TO_FINAL)
@@ -112,24 +113,24 @@ class EngineOracle(MeasuredOracle):
             **expert_fingerprints(table.moe_backend),
             "temperature": 0,
             "retry_temperature": RETRY_TEMPERATURE,
-            # The old name of the key: facts are hashed into the scorer's version, which must not
+            # Use the key's old name: facts are hashed into the scorer's version, which must not
             # change.
             **({"salvage": True} if extract_embedded else {}),
         }
         super().__init__(model_name(config), facts, Scale.of(rubric))
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """Yield results as answers end; takes more questions as it has room."""
+        """Yield results as answers end; reads more questions as slots become free."""
         weights = self._checkpoint, self.facts["weights"]
         generator = load_generator(*weights, self._table)  # pyright: ignore[reportArgumentType]
-        # Reasoning is cut where it would leave no room for an answer.
+        # Limit reasoning so that there is room for an answer.
         room = max(0, self._table.max_new - FINAL_TOKENS - len(TO_FINAL))
         final_from = -1 if self._table.reasoning == "none" else room
         source = enumerate(questions)
         running = dict[int, _Answer]()
         try:
             while True:
-                # Twice the batch, so that a free slot is filled in the same step.
+                # Queue twice the batch size, so that a free slot is filled in the same step.
                 while len(running) < 2 * self._table.batch_size and (item := next(source, None)):
                     tokens, is_truncated = self._prompt.prompt(item[1].text)
                     seq_id = generator.add(tokens, self._table.max_new)

@@ -3,8 +3,8 @@ answer.
 
 openai-harmony renders the fixed part once, with a fixed date, so equal settings give equal prompts
 on any day. The document is tokenised as plain text and inserted, so it cannot contain a control
-token. If a prompt is too long, the end of the document is cut; the rubric and the start of the
-answer are not.
+token. If a prompt is too long, the end of the document is cut; the rubric and the beginning of the
+answer are not cut.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from nmoe_core.text.harmony import (
 from nmoe_core.text.tokenizer import load_tokenizer
 
 Reasoning = Literal["low", "none"]
-# Not `<|end|>`: it also ends the reasoning.
+# `<|end|>` is not a stop id, because it also ends the reasoning.
 STOP_IDS = frozenset({RETURN, CALL})
 OPEN_FINAL = (CHANNEL, FINAL, MESSAGE)
 TO_FINAL = (END, START, ASSISTANT, *OPEN_FINAL)
-# Prompt length for servers, which enforce their own limit.
+# The limit of prompts for servers, which enforce their own limit.
 NO_LIMIT = 1 << 30
 CONVERSATION_DATE = "2025-06-01"
-# Change it with the lines around a document or the schema of the answer. It is part of the scorer's
-# version, which each label names.
+# Change this version if the lines around a document or the schema of the answer change. It is part
+# of the scorer's version, which each label names.
 PROMPT_VERSION = "document-between-codes/2"
 
 
 def fenced(text: str) -> tuple[str, str]:
     """The lines before and after a document in a prompt.
 
-    Both hold a code derived from the document, so a document cannot forge the line that ends it.
-    Every code has the same number of tokens.
+    Both lines hold a code that is derived from the document, so a document cannot contain the line
+    that ends it. Every code has the same number of tokens.
     """
     digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     code = f"{int(digest[:15], 16) % 10**18:018d}"
@@ -84,7 +84,7 @@ class JudgePrompt:
     def prompt(self, text: str) -> tuple[list[int], bool]:
         """The prompt tokens for a document, and whether the end of the document was cut."""
         room = self.max_document_tokens
-        # The library's encoder would take minutes for a long run of one character.
+        # Do not use the library's encoder: it would take minutes for a long run of one character.
         ids = load_tokenizer(HARMONY).encode_long(text, room + 1).tolist()
         head, tail = self._fence(text)
         return [*self.prefix, *head, *ids[:room], *tail, *self.suffix], len(ids) > room
@@ -114,12 +114,12 @@ def read_answer(
     extract_embedded: bool = False,
     scale: Scale = QUALITY,
 ) -> OracleResult:
-    """Read the result from an assistant's tokens: the scores in the final channel, if the answer
-    ends there.
+    """Read the result from the tokens of an answer: the scores in the final channel, if the answer
+    ends in this channel.
 
-    `tokens` exclude the stop token; `has_stopped` is false if the model ran out of tokens before
-    it. `opened`: the prompt opened the final channel. `extract_embedded`: also accept scores from
-    other places in the answer, and mark them as salvaged.
+    `tokens` exclude the stop token; `has_stopped` is false if the model reached the token limit
+    before a stop token. `opened`: the prompt opened the final channel. `extract_embedded`: also
+    accept scores from other places in the answer, and mark them as salvaged.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
     is_answer = last_channel == "final" and not is_broken

@@ -2,10 +2,10 @@
 
 Each dimension is a weighted mean of two to five statistics (see `text_statistics`). A
 piecewise-linear curve maps each statistic to 0..1, and another curve maps the mean to a grade 0..4.
-All numbers are in `DIMENSION_CURVES`; they were set once so that grades of English documentation
-and Python source spread over 0..4. The statistics do not depend on the length of the text. The
+All numbers are in `DIMENSION_CURVES`. They were chosen so that the grades of English documentation
+and Python source are spread over 0..4. The statistics do not depend on the length of the text. The
 oracle judges only form, not whether a statement is true, and only English and source code: a text
-in another script or language gets no scores. Cost: a third of a millisecond per document.
+in another script or language gets no scores. A document takes a third of a millisecond.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,7 +60,8 @@ DIMENSION_CURVES: dict[str, tuple[tuple[Curve, ...], tuple[float, ...]]] = {
         ),
         (0.54, 0.7, 0.85, 0.95, 1.0),
     ),
-    # Neighbouring sentences share some words, not all, are not chopped, and lines do not repeat.
+    # Neighbouring sentences share some but not all words and are not very short; lines do not
+    # repeat.
     "coherence": (
         (
             Curve("overlap", 0.5, (0.0, 0.1, 0.25, 0.5, 1.0), (0.0, 0.5, 1.0, 0.6, 0.0)),
@@ -99,7 +100,8 @@ class HeuristicOracle:
         self.scale = scale
         self.scorer = Scorer(SCORER_MODEL, SCORER_VERSION, rubric_hash)
         self.fingerprint = sha256_json([SCORER_MODEL, SCORER_VERSION, DIMENSION_CURVES])
-        # Without weights and a prompt, answers depend only on the version and the numbers above.
+        # There are no weights and no prompt: answers depend only on the version and the numbers
+        # above.
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
 
     def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:

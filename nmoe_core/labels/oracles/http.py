@@ -1,9 +1,10 @@
 """The `http` oracle: any server that speaks OpenAI's protocol (vLLM, SGLang, llama-server, Ollama).
 
-A connection sends its next request when it has the last answer; answers come in any order. The
-server is asked to keep the answer's JSON schema, and the answer is always checked here, since
-servers ignore schemas silently. `replies` lists the effect of each reply. No message and no record
-holds the key. Before an error ends a run, the requests under way are awaited: they are paid.
+A connection sends its next request after it has received the last answer; answers arrive in any
+order. The server is told the JSON schema of the answer, but the answer is always checked here,
+because some servers ignore schemas silently. `replies` lists the effect of each reply. Messages and
+records never contain the API key. Before an error ends a run, the run waits for the answers to open
+requests, because they cost money.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
     from nmoe_core.labels.oracles.connection import Connection
 
-# Documents that fail one after another, none answered between them: it is the server's fault.
+# If so many documents fail one after another, without an answer in between, the fault is the
+# server's.
 MAX_FAILED_IN_A_ROW = 16
 RAW_CHARS = 16_000
 REASON_CHARS = 64
 Result = tuple[int, OracleResult]
-# The result for a text; if the server failed on it, the error if it answers no other document.
+# The result for a text; and, if the server failed on the text, the error to raise if it answers no
+# other document either.
 Outcome = tuple[OracleResult, LabelError | None]
 
 
@@ -74,10 +77,11 @@ class HttpOracle(MeasuredOracle):
         super().__init__(table.model, facts, Scale.of(rubric))
 
     def label(self, questions: Iterable[Question]) -> Iterator[Result]:
-        """Results as they come; its own event loop runs while the next ones are awaited.
+        """Yield results as they arrive. The oracle's own event loop runs while it waits for the
+        next results.
 
         Raises LabelError if the server is down (E-LABEL-ORACLE-DOWN) or refuses permanently
-        (E-LABEL-ORACLE), or another model answers (E-LABEL-MIXED).
+        (E-LABEL-ORACLE), or if another model answers (E-LABEL-MIXED).
         """
         table = self._table
         flow = Flow(table.concurrency, table.max_outage_s, self._rng)
@@ -92,7 +96,7 @@ class HttpOracle(MeasuredOracle):
             loop.close()
 
     def _connections(self) -> list[Connection]:
-        """One connection per request that may be under way, opened when it is first used."""
+        """One connection per concurrent request; a connection is opened when it is first used."""
         try:
             from nmoe_core.labels.oracles.connection import Connection
         except ImportError as error:
@@ -107,7 +111,7 @@ class HttpOracle(MeasuredOracle):
         ]
 
     async def _ask(self, flow: Flow, connection: Connection, question: Question) -> Outcome:
-        """The outcome for one text, after the tries that it is allowed."""
+        """The outcome for one text, after all allowed tries."""
         table = self._table
         body = self._dialect.payload(question)
         tries = 0
@@ -134,7 +138,8 @@ class HttpOracle(MeasuredOracle):
                     is_over = flow.timed_out(hash(body)) >= MAX_FAILED_IN_A_ROW
             else:
                 is_over = flow.refused(reply.retry_after_s)
-                # Others were answered meanwhile and none was refused: it is about this document.
+                # Other requests were answered and none was refused meanwhile, so the fault lies
+                # with this document: count a try.
                 tries += flow.num_answered > seen[0] and flow.num_refused == seen[1] + 1
                 seen = flow.num_answered, flow.num_refused
             if question.is_again:
@@ -162,7 +167,7 @@ class HttpOracle(MeasuredOracle):
         found = reply.reason
         if reply.text:
             found += f": {self._clean(reply.text, 200)!r}"
-        do = "run again when it is up"
+        do = "run again when the server is up"
         if reply.reason == "timeout":
             found = f"timeout ({self._table.timeout_s:g} s, {flow.most_at_once} requests at once)"
             do = "lower [oracle.http] concurrency, or raise timeout_s"
@@ -181,8 +186,8 @@ class HttpOracle(MeasuredOracle):
             where=self._url,
             found=self._clean(str(named), 200),
             expected=asked,
-            do="set the name that the server gives its model; where this is only another name of "
-            "it, list it in [oracle.http] accept_model",
+            do="set model to the name that the server returns; if both names mean the same model, "
+            "list the server's name in [oracle.http] accept_model",
             code="E-LABEL-MIXED",
         )
 
@@ -190,7 +195,7 @@ class HttpOracle(MeasuredOracle):
         do = "check base_url, the model's name and the key's environment variable"
         if reply.status in (404, 405):
             other = "completions" if self._table.api == "chat" else "chat"
-            do += f'; for a server that has only the other form, set api = "{other}"'
+            do += f'; if the server only supports the other form of the API, set api = "{other}"'
         return LabelError(
             "the oracle's server refuses",
             where=self._url,
@@ -202,7 +207,8 @@ class HttpOracle(MeasuredOracle):
 
 
 class _Requests:
-    """The requests of one run: one worker per connection, which takes question after question."""
+    """The requests of one run: one worker per connection, which sends one question after
+    another."""
 
     def __init__(
         self,
@@ -223,10 +229,10 @@ class _Requests:
         self._has_news = asyncio.Event()
 
     async def next_results(self) -> list[Result]:
-        """Results that came since the last call, at least one; an empty list at the end.
+        """The results that arrived since the last call, at least one; an empty list at the end.
 
-        Raises a worker's error, or the error of too many consecutive failures, after the requests
-        under way have ended and all earlier results have been returned.
+        If a worker fails, or too many documents fail in a row, raises the error after open requests
+        have ended and all earlier results have been returned.
         """
         while self._idle:
             worker = asyncio.get_running_loop().create_task(self._work(self._idle.pop()))
@@ -249,7 +255,7 @@ class _Requests:
         return results
 
     async def _drain(self) -> None:
-        """Send no further request, and wait for those under way, which `timeout_s` bounds."""
+        """Send no further requests, and wait for the open requests, for at most `timeout_s`."""
         self._flow.is_closed = True
         for worker in self._workers - self._flow.sending:
             worker.cancel()
@@ -272,9 +278,10 @@ class _Requests:
         self._has_news.set()
 
     def _settle(self, i: int, result: OracleResult, fault: LabelError | None) -> None:
-        """Hold a failure back until the server has answered another document.
+        """Do not return a failure before the server has answered another document.
 
-        Too many failures in a row end the run, and none of them becomes a label.
+        If there are too many failures in a row, the run ends, and these failures do not become
+        labels.
         """
         if fault is None:
             if self._error is None:

@@ -1,4 +1,4 @@
-"""Classifies a server's replies, and limits the number of concurrent requests.
+"""Classifies replies of a server, and limits the number of concurrent requests.
 
 | reply | kind |
 |---|---|
@@ -93,8 +93,8 @@ async def post(connection: Connection, body: bytes) -> Reply:
 def retry_after_s(value: str, date: str = "") -> float:
     """Seconds that a Retry-After header requests, as a number or a date; 0 without the header.
 
-    A date is compared with `date`, the reply's Date header, because the clocks of two machines
-    differ; without that header, with the local clock.
+    If the header is a date, it is compared with `date`, the reply's Date header, because the clocks
+    of two machines differ. If the reply has no Date header, the local clock is used.
     """
     try:
         return min(max(0.0, float(value)), 1e9)
@@ -119,8 +119,9 @@ def backoff_s(attempt: int, rng: random.Random) -> float:
 
 
 class Flow:
-    """Admits at most `concurrency` requests of the tasks in `sending`, and none after `is_closed`
-    is set. `most_at_once` is the number of concurrent requests when one timed out."""
+    """Admits at most `concurrency` concurrent requests, of the tasks in `sending`; after
+    `is_closed` is set, admits no request. `most_at_once` is the highest number of concurrent
+    requests at a timeout."""
 
     def __init__(self, concurrency: int, max_outage_s: float, rng: random.Random) -> None:
         self._limit = self._concurrency = concurrency
@@ -131,7 +132,8 @@ class Flow:
         self._down_since: float | None = None
         self._num_pauses = 0
         self._slow: dict[int, float] = {}  # first timeout of each document since the last answer
-        # Below `_safe` the limit grows by one per answer; above it, by one per `limit` answers.
+        # Below `_safe`, the limit grows by one per answer; above `_safe`, by one per `limit`
+        # answers.
         self._safe: float = concurrency
         self.sending: set[asyncio.Task[Any] | None] = set()
         self.num_answered = self.num_refused = self.most_at_once = 0
@@ -171,7 +173,7 @@ class Flow:
         """Pause sending because the server did not accept a request.
 
         Returns whether the outage is too long: the server has not answered for `max_outage_s`, or
-        requests a longer wait.
+        it requests a longer wait than that.
         """
         now = time.monotonic()
         self.num_refused += 1
@@ -188,9 +190,9 @@ class Flow:
         return False
 
     def timed_out(self, document: int) -> int:
-        """Halve the limit because a request timed out; after many timeouts it grows slowly. Returns
-        how many documents have timed out since the last answer if that was `max_outage_s` ago, else
-        0."""
+        """Halve the limit because a request timed out; after many timeouts, the limit grows slowly.
+        If the last answer was at least `max_outage_s` ago, returns the number of documents that
+        have timed out since; otherwise 0."""
         now = time.monotonic()
         since = next(iter(self._slow.values()), now)
         self._slow.setdefault(document, now)

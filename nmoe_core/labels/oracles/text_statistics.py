@@ -1,8 +1,8 @@
 """Statistics of a text that do not depend on its length.
 
 Each statistic is computed on at most eight windows of 400 characters, spread evenly over the text,
-and averaged over the windows in which it is defined. So short and long texts of one kind get the
-same value, and a long text costs no more than 3,200 characters. Shuffling the words of a text
+and averaged over the windows in which it is defined. So short and long texts of one kind get
+similar values, and at most 3,200 characters of a text are read. Shuffling the words of a text
 changes six statistics: `overlap`, `repetition`, `indentation`, `nesting`, `depth`, `compression`.
 """
 
@@ -36,7 +36,7 @@ _GUIDANCE = frozenset(
     optional allows provides
     """.split()  # noqa: SIM905  (a list of 40 strings would take 40 lines)
 )
-# Words that are frequent in prose of one language and rare in source code and names.
+# Words that are frequent in English prose, and rare in source code and names.
 _ENGLISH = frozenset(
     """
     the of and to in is that for it with as are on be this not by or from if you we
@@ -75,14 +75,15 @@ def measure(text: str) -> dict[str, float]:
 def latin_share(text: str) -> float:
     """Share of Latin letters among the letters of the windows; 1.0 without letters."""
     letters = [char for window in windows(text) for char in window if char.isalpha()]
-    # U+1E00 to U+1EFF are Latin too; between them are IPA, Greek, Cyrillic and others.
+    # Letters below U+0250 and from U+1E00 to U+1EFF are Latin; in between are IPA, Greek, Cyrillic
+    # and others.
     num_latin = sum(char < "\u0250" or "\u1e00" <= char <= "\u1eff" for char in letters)
     return num_latin / len(letters) if letters else 1.0
 
 
 def other_language_share(text: str) -> float:
-    """Share of other languages' words among the frequent words of the windows; 0.0 with fewer than
-    `MIN_OTHER_WORDS` such words."""
+    """Share of other languages' words among the frequent words in the windows; 0.0 if there are
+    fewer than `MIN_OTHER_WORDS` words of other languages."""
     words = [word for window in windows(text) for word in _WORD.findall(window.lower())]
     others = sum(word in _OTHERS for word in words)
     english = sum(word in _ENGLISH for word in words)
@@ -90,7 +91,7 @@ def other_language_share(text: str) -> float:
 
 
 def windows(text: str) -> list[str]:
-    """The windows of `text`: `WINDOW_CHARS` long, or the whole of a short text."""
+    """The windows of `text`, each of `WINDOW_CHARS` characters; a short text is one window."""
     if not text.strip():
         return []
     num_windows = min(MAX_WINDOWS, -(-len(text) // WINDOW_CHARS))
@@ -119,13 +120,13 @@ def _window_statistics(window: str) -> Iterator[tuple[str, float]]:
 
 
 def _word_statistics(words: list[str]) -> Iterator[tuple[str, float]]:
-    # An ideograph has no meaningful length, so it is left out.
+    # Exclude ideographs, which have no meaningful length.
     spelled = [len(word) for word in words if word < _FIRST_IDEOGRAPH]
     if spelled:
         yield "guidance", sum(word in _GUIDANCE for word in words) / len(spelled)
         yield "short_words", sum(n <= SHORT_WORD_CHARS for n in spelled) / len(spelled)
         yield "long_words", sum(n >= LONG_WORD_CHARS for n in spelled) / len(spelled)
-    # Runs of a fixed number of words, because the share of distinct words falls with length.
+    # Use runs of a fixed number of words, because the share of distinct words falls with length.
     starts = range(0, len(words) - VARIETY_WORDS + 1, VARIETY_WORDS)
     if starts:
         distinct = sum(len(set(words[i : i + VARIETY_WORDS])) for i in starts)
@@ -163,14 +164,15 @@ def _is_prose(line: str) -> bool:
 
 
 def _indentation(lines: list[str]) -> float:
-    """Share of line pairs that keep the indentation, increase it, or return to an open level."""
+    """Share of pairs of lines of which the second keeps the indentation, increases it, or returns
+    to an open level."""
     indents = [len(line) - len(line.lstrip()) for line in lines]
     open_levels = [indents[0]]
     num_consistent = 0
     for indent in indents[1:]:
         while open_levels and open_levels[-1] > indent:
             open_levels.pop()
-        # A level below all levels of the window was opened before the window.
+        # A level below all open levels was opened before the window.
         is_known = not open_levels or open_levels[-1] == indent
         num_inward = indent - open_levels[-1] if open_levels else 0
         num_consistent += is_known or num_inward in (2, 4, 8)
@@ -191,8 +193,8 @@ def _punctuation_statistics(window: str) -> Iterator[tuple[str, float]]:
 def _bracket_statistics(window: str) -> Iterator[tuple[str, float]]:
     """Share of brackets that are matched, and the mean depth of the matched brackets.
 
-    A window may cut through brackets: closing brackets before the first opening one, and brackets
-    left open at the end, do not count.
+    A window may cut through brackets. So closing brackets before the first opening bracket, and
+    brackets that are open at the end, are not counted.
     """
     open_brackets: list[str] = []
     num_matched = num_crossed = total_depth = 0

@@ -1,10 +1,11 @@
 """Animations that show how records move from the original to the curated order.
 
-In the first film a bar shows the curated records on the left, and the remaining records, in the
-original order and dimmed, on the right. Below it is the mean diversity of the windows filled so
-far, with the mean of the original order. The second film shows the records as points of the plane,
-which take their colour when they are placed. The last frame shows every record. The films are MP4
-if ffmpeg or the package imageio-ffmpeg is installed, else GIF. A frame takes about 10 ms.
+In the first film, a bar shows the curated records on the left, and the remaining records on the
+right, dimmed and in the original order. Below the bar is a chart with the mean diversity of the
+windows filled so far, and the mean of the original order. The second film shows the records as
+points in the plane; a point gets its colour when its record is placed. The last frame shows every
+record. The films are MP4 if ffmpeg or the package imageio-ffmpeg is installed, else GIF. A frame
+takes about 10 ms.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MP4_FRAMES = 600
 GIF_FRAMES = 120
 _MP4_FPS = 30
 _GIF_FRAME_MS = 80
-_HELD = 0.1  # share of the frames that show the end
+_HELD = 0.1  # share of the frames that show the final state
 _PLANE_PX = 560
 _UNSEEN = np.array((222, 224, 228, 255), np.uint8)
 _MP4_OPTIONS = ("-pix_fmt", "yuv420p", "-crf", "20", "-movflags", "+faststart")
@@ -47,7 +48,7 @@ class OrderFilm:
     """The data of the films: N records in W windows."""
 
     labels: np.ndarray  # cluster of each record: int [N]
-    points: np.ndarray  # their places in the plane: float [N, 2]
+    points: np.ndarray  # position of each record in the plane: float [N, 2]
     order: np.ndarray  # the record at each position: int [N]
     window: np.ndarray  # window in which the record at each position ends: int [N]
     counts: np.ndarray  # distinct clusters of each window: int [W]
@@ -59,7 +60,7 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
     `_umap`.
 
     Returns:
-        Both paths; they end in `.gif` if there is no ffmpeg.
+        The paths of both films; they end in `.gif` if ffmpeg is not installed.
 
     Raises:
         CurationError: ffmpeg failed (E-CURATION-EMBEDDING).
@@ -73,7 +74,7 @@ def write_films(film: OrderFilm, output: Path, num_frames: int | None = None) ->
     drawn = {path: draw_bar, path.with_name(f"{path.stem}_umap{path.suffix}"): draw_plane}
     path.parent.mkdir(parents=True, exist_ok=True)
     for path, drawing in drawn.items():
-        # If this run is killed, the next run removes files with such a name.
+        # Files with this kind of name are removed by the next run, if this run is killed.
         scratch = path.with_name(f".{path.name}{TMP_MARK}new")
         with replacing(path), styled_figure() as figure:
             draw = drawing(figure, film)
@@ -125,7 +126,7 @@ def _write_mp4(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None
 
 
 def _write_gif(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None:
-    """Draw the animated artists over the still ones, in the 256 most frequent colours."""
+    """Draw the moving parts over the still parts, in the 256 most frequent colours."""
     from PIL import Image
 
     canvas: Any = figure.canvas
@@ -142,8 +143,8 @@ def _write_gif(path: Path, figure: Figure, draw: Draw, shown: list[int]) -> None
     found: Counter[Any] = Counter()
     for frame in (frames[0], frames[len(frames) // 2], frames[-1]):
         found.update({color: count for count, color in frame.getcolors(2**16) or ()})
-    # `quantize` uses the upper six bits of a colour, so one colour for each value of them is
-    # enough.
+    # `quantize` uses only the upper six bits of a colour channel, so one colour per value of these
+    # bits is enough.
     colors: dict[Any, Any] = {}
     for color, _ in found.most_common():
         colors.setdefault(tuple(part & 0xFC for part in color), color)
@@ -215,8 +216,8 @@ def _running_mean(axes: Axes, film: OrderFilm) -> tuple[Any, Any, Any]:
 
 
 def draw_plane(figure: Figure, film: OrderFilm) -> Draw:
-    """Set up grey points that take the colour of their cluster; returns a function that draws one
-    frame."""
+    """Draw grey points, which get the colour of their cluster later; returns a function that draws
+    one frame."""
     figure.set_size_inches(600 / figure.dpi, 600 / figure.dpi)
     axes = figure.add_axes((20 / 600, 6 / 600, _PLANE_PX / 600, _PLANE_PX / 600))
     show_pixels_only(axes)
@@ -250,8 +251,8 @@ def draw_plane(figure: Figure, film: OrderFilm) -> Draw:
 
 
 def _show(axes: Axes, pixels: np.ndarray) -> None:
-    """Draw RGBA pixels into axes; each draw uses their current values. A matplotlib image would be
-    resampled in each frame."""
+    """Show an array of RGBA pixels in axes; each frame shows the current values of the array. A
+    matplotlib image would be resampled in each frame."""
     from matplotlib.artist import Artist
 
     class Pixels(Artist):

@@ -99,11 +99,11 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
             label = f"{name}: {curve[-1, 1]:.4g} at the end" if len(curve) else name
             axes.plot(curve[:, 0], curve[:, 1], color=color, marker=marker, label=label)
         losses = np.concatenate([curve[:, 1] for curve in points.values()])
-        # Within one power of ten, a log axis has room for a single label.
+        # A log axis that spans less than a power of ten would have at most one label.
         if 0 < 10 * losses.min() <= losses.max():
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            # Between powers of ten only 2 and 5 have room for a label.
+            # Label only 2 and 5 between powers of ten; there is no room for other labels.
             axes.yaxis.set_minor_formatter(
                 lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else ""
             )
@@ -115,8 +115,8 @@ def loss_plot(curves: Mapping[str, Sequence[Sequence[float]]]) -> bytes:
 
 
 def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
-    """One bar per source: the shares of its documents that are exact and near copies of others.
-    Rows have `source`, `documents`, `exact` and `near`."""
+    """One bar per source: the shares of its documents that are exact or near copies of other
+    documents. Rows have `source`, `documents`, `exact` and `near`."""
     rows = [row for row in copies if row["documents"]][:_MAX_BARS][::-1]
 
     def draw(figure: Figure) -> None:
@@ -133,7 +133,7 @@ def copies_plot(copies: Sequence[Mapping[str, Any]]) -> bytes:
             axes.barh(places, shares, left=left, color=color, label=f"{kind} copies", height=0.7)
             left += shares
         axes.set_yticks(places, names, fontsize=8)
-        most = max(1.0, 1.05 * float(left.max()))  # also an axis for a corpus without copies
+        most = max(1.0, 1.05 * float(left.max()))  # at least 1, if there are no copies
         axes.set(xlabel="% of the source's documents", xlim=(0, most))
         figure.legend(loc="outside upper right", ncols=2)
 

@@ -39,7 +39,8 @@ def share_plot(
     orders: Mapping[str, np.ndarray],
     terms: Terms = (),
 ) -> bytes:
-    """Heat map: the share of each cluster by position, divided by its share of all tokens.
+    """Heat map: the share of each cluster at each position of the order, divided by the cluster's
+    share of all tokens.
 
     The first and the last of the named permutations are drawn.
     """
@@ -71,8 +72,8 @@ def share_plot(
 
 
 def _shares_by_position(clusters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Share of each cluster in each section of the order, divided by its share of all tokens: float
-    `[K, columns]`."""
+    """Share of each cluster in each section of the order, divided by the cluster's share of all
+    tokens: float `[K, columns]`."""
     ends = np.cumsum(tokens)
     num_columns = int(min(_COLUMNS, max(1, len(tokens) // 20)))
     middle = (ends - tokens / 2) / ends[-1]
@@ -148,7 +149,7 @@ def cloud_plot(
         low, high = np.percentile(points, [0.5, 99.5], axis=0)
         room = np.maximum(high - low, 1e-9) * 0.06
         _scatter(axes, np.clip(points, low - room, high + room), colors[labels], 60_000, 0.85)
-        edges = np.stack([low - 1.3 * room, high + 1.3 * room])  # keeps points at the edge complete
+        edges = np.stack([low - 1.3 * room, high + 1.3 * room])  # points at the edge are not cut
         axes.set(xlim=edges[:, 0], ylim=edges[:, 1])
         num = len(np.unique(labels))
         axes.set_title(
@@ -162,8 +163,8 @@ def cloud_plot(
 def compared_plot(
     spaces: Mapping[str, tuple[np.ndarray, str]], labels: np.ndarray, title: str
 ) -> bytes:
-    """The same records in two spaces, each with points `[N, 2]` and their projection, in the same
-    colours."""
+    """The same records in two spaces, in the same colours. `spaces` has the points `[N, 2]` and the
+    projection method of each space."""
 
     def draw(figure: Figure) -> None:
         colors = cluster_colors(labels)[labels]
@@ -200,11 +201,12 @@ def _legend(axes: Axes, labels: np.ndarray, colors: np.ndarray, terms: Terms) ->
 
 
 def k_plot(calibration: Mapping[str, Any]) -> bytes:
-    """Silhouette, and reachable diversity as a share of k, by k, with the k that each rule chooses.
+    """Two plots over k: the silhouette, and the reachable diversity divided by k. Marks the k of
+    each rule ("within 5 % of the peak" and "reachable").
 
     Args:
         calibration: As `nmoe curate calibrate-k` writes it: `results` with `k`, `silhouette` and
-            `reachable`; the recommended `within_5pct` and `reachable`, None if there is none.
+            `reachable`; the recommended k of each rule, `within_5pct` and `reachable`, or None.
     """
 
     def draw(figure: Figure) -> None:

@@ -1,4 +1,4 @@
-"""Charts of columns of attributes: of one table, or of several sources side by side."""
+"""Charts of attribute columns, for one table or for several sources side by side."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _MAX_CHARS = 18
 _BINS = 30
 _WIDE = 1000
 _STEPS = 4
-# Sizes for a width of 800 pixels: the heading, a chart with its margins, and the margins: left and
-# right of all charts, between neighbours, above a chart, below a chart, between rows.
+# Sizes in pixels, for a width of 800: the heading; a chart with its margins; then the margins left
+# and right of all charts, between neighbours, above a chart, below a chart, and between rows.
 _HEADER_PX = 40
 _CELL_PX = 200
 _LEFT_PX = 58
@@ -39,14 +39,15 @@ _BESIDE_PX = 60
 _TITLE_PX = 20
 _TICKS_PX = 26
 _BETWEEN_PX = 52
-# Space left of bars for `_MAX_CHARS` letters; space for the name of an axis.
+# Space left of the bars for `_MAX_CHARS` letters, and space for the name of an axis.
 _NAMES_PX = 130
 _AXIS_PX = 14
 
 
 def columns_plot(columns: Mapping[str, Sequence[Any]], name: str, scale: int = 2) -> bytes:
     """One chart per column, for the first columns: a histogram of numbers, or the most common texts
-    or booleans with their shares. The title has the number of nulls. `name` is the heading."""
+    or booleans with their shares. The title of a chart shows the number of nulls. `name` is the
+    heading of the figure."""
     shown = {n: values for n, values in columns.items() if _is_drawn(values)}
     shown = dict(itertools.islice(shown.items(), _MAX_CHARTS))
 
@@ -63,7 +64,8 @@ def _grid(
     figure: Figure, name: str, num_charts: int, nothing: str, header_px: int, is_named: bool = False
 ) -> Sequence[Axes]:
     """Axes of charts, three per row, under a heading. If there are no charts, the text `nothing` is
-    drawn. `is_named`: the bars have texts beside them and a name below their axis."""
+    drawn. If `is_named`, the grid leaves space for texts beside bars and for a name below the
+    axis."""
     figure.suptitle(drawable(name), fontsize=10.5, x=0.01, ha="left")
     if not num_charts:
         say_empty(figure.add_subplot(), nothing)
@@ -77,7 +79,7 @@ def _grid(
     height_px = header_px + _CELL_PX * rows
     width = (WIDTH_PX - left_px - _RIGHT_PX - beside_px * (columns - 1)) / columns
     height = (height_px - header_px - _TITLE_PX - below_px - between_px * (rows - 1)) / rows
-    # Margins that do not depend on the content: computing them takes as long as drawing.
+    # Use fixed margins: computing margins from the content takes as long as drawing.
     figure.subplots_adjust(
         left=left_px / WIDTH_PX,
         right=1 - _RIGHT_PX / WIDTH_PX,
@@ -105,7 +107,7 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
     if _is_named(values):
         common = Counter(map(str, values)).most_common(_MAX_TEXTS)[::-1]
         shares = [100 * times / count for _, times in common]
-        places = range(len(common))  # by number: two shortened texts may be equal
+        places = range(len(common))  # numbers, since two shortened texts may be equal
         axes.barh(places, shares, color=BLUE)
         axes.set_yticks(places, [drawable(text)[:_MAX_CHARS] for text, _ in common])
         axes.set_xlabel("% of documents", fontsize=8)
@@ -120,8 +122,8 @@ def _column(axes: Axes, name: str, values: Sequence[Any], count: int) -> None:
 
 
 def sources_plot(sources: Mapping[str, Mapping[str, Sequence[Any]]], name: str) -> bytes:
-    """One chart per numeric column, for the first columns that all sources have: the share of each
-    source's documents in common bins. `name` is the heading."""
+    """One chart per numeric column, for the first columns that all sources have: for each source,
+    the share of its documents per bin. `name` is the heading."""
     columns = {n: v for found in sources.values() for n, v in found.items() if _is_drawn(v)}
     shown = [n for n, values in columns.items() if not _is_named(values)][:_MAX_CHARTS]
 

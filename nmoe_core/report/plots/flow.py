@@ -1,4 +1,5 @@
-"""The flow chart of the account: the amounts that each step removes and adds."""
+"""The flow chart of the account: the numbers of files, documents and tokens that each step removes
+and adds."""
 
 from __future__ import annotations
 

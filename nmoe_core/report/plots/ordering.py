@@ -46,7 +46,8 @@ def ordering_plot(
         doc_clusters: int `[N]`.
         orders: Named permutations of the documents, each with the distinct clusters of each window
             in this order: int `[W]`.
-        ceiling: Highest mean of distinct clusters per window to expect of any order.
+        ceiling: The highest mean of distinct clusters per window that an order can be expected to
+            reach.
         seq_len: Tokens of a window.
         what: Name of clusters, in the plural.
         scale: See `png.render`.
@@ -89,7 +90,7 @@ def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> 
         mean = float(found.mean())
         text = f"{name}: mean {mean:.2f}, {100 * mean / ceiling:.1f} % of ceiling"
         _line(axes, found, _LINES.get(name) or next(others), text)
-        highest = max(highest, float(found.max()))  # a window may exceed the mean's ceiling
+        highest = max(highest, float(found.max()))  # the ceiling is for means, not windows
     label = f"ceiling, the highest expected mean {ceiling:.2f}"
     axes.axhline(ceiling, color=RED, linestyle="--", label=label, linewidth=1)
     axes.set_ylim(0, highest * 1.08)
@@ -99,7 +100,8 @@ def _diversity(axes: Axes, counts: Mapping[str, np.ndarray], ceiling: float) -> 
 
 
 def _line(axes: Axes, counts: np.ndarray, color: str, label: str) -> None:
-    """Draw every window; for many windows, draw the mean and the range of groups of windows."""
+    """Draw a value per window or, if there are many windows, the mean and the range of each group
+    of windows."""
     runs = np.array_split(counts, min(len(counts), _MAX_POINTS))
     lengths = np.array([len(run) for run in runs])
     at = np.cumsum(lengths) - (lengths - 1) / 2  # windows are numbered from 1

@@ -1,7 +1,7 @@
 """Shared style of all pictures: size, fonts, and one colour and name per cluster.
 
-The same numbers give the same PNG bytes, on any machine: the font is part of matplotlib, and names
-in scripts that it lacks are transliterated. This module uses no pyplot, no display and no
+The same numbers give the same PNG bytes on any machine: the font is part of matplotlib, and names
+in scripts that the font lacks are transliterated. This module uses no pyplot, no display and no
 matplotlib settings of the user. Pictures are 1,600 pixels wide in 256 colours, at most
 `MAX_PNG_BYTES`; `half_size` halves them for pages that do not scale them. matplotlib is imported
 only when a picture is drawn.
@@ -30,12 +30,12 @@ ORANGE = "#e07b00"
 GREEN = "#2a8c4a"
 RED = "#c0392b"
 GREY = "#8a8f98"
-# At scale 1.
+# Width of a picture at scale 1.
 WIDTH_PX = 800
 _DPI = 100
 _PALETTES = ("tab20", "tab20b", "tab20c")
 _LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: the scripts of the pictures' font
-_LEGEND_PT = 34  # distance from the axis to the legend below it, for ticks and the label
+_LEGEND_PT = 34  # space between the axis and the legend below, for ticks and label
 _INLINE = re.compile(r"base64,([A-Za-z0-9+/=]+)")
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
@@ -117,7 +117,7 @@ def half_size(markdown: str) -> str:
 
 
 def legend_below(axes: Axes, columns: int = 1) -> None:
-    """A legend under the axis and its label, so that it hides no data."""
+    """Draw a legend below the axis and its label, so that the legend hides no data."""
     from matplotlib.transforms import ScaledTranslation
 
     figure: Any = axes.get_figure(root=True)
@@ -136,7 +136,7 @@ def drawable(text: str) -> str:
 
 
 def say_empty(axes: Axes, what: str) -> None:
-    """Say in empty axes that there is no data."""
+    """Write a text into axes that have no data."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, what, transform=axes.transAxes, ha="center", va="center", color=GREY)
 
@@ -149,8 +149,8 @@ def show_pixels_only(axes: Axes) -> None:
 
 
 def count_axis(axis: Any, *, is_log: bool = False, num_steps: int = 10) -> None:
-    """Label an axis of counts as 500, 2k, 3M, 1.5B, at whole numbers and at most at `num_steps` + 1
-    of them."""
+    """Label an axis of counts as 500, 2k, 3M, 1.5B, at no more than `num_steps` + 1 whole
+    numbers."""
     from matplotlib.ticker import MaxNLocator
 
     if is_log:
@@ -180,7 +180,7 @@ def palette() -> np.ndarray:
 
 
 def cluster_colors(labels: np.ndarray) -> np.ndarray:
-    """RGBA of each cluster id; the rank by size chooses the colour: float `[K, 4]`."""
+    """RGBA of each cluster id, float `[K, 4]`; a cluster's rank by size determines its colour."""
     colors = palette()
     rank = np.argsort(np.argsort(-np.bincount(labels), kind="stable"))
     return colors[rank % len(colors)]

@@ -130,5 +130,5 @@ def test_a_shard_takes_every_nth_item_and_the_device_of_its_number(monkeypatch: 
 
 @pytest.mark.parametrize("text", ["", "3", "2/2", "-1/2", "1/0", "a/b", "1/2/3", "0/ 2"])
 def test_what_is_no_shard_is_refused(text: str):
-    with refused("E-CONFIG-SHARD", "not a shard"):
+    with refused("E-CONFIG-SHARD", "invalid shard"):
         Shard.parse(text)

@@ -149,7 +149,7 @@ def test_a_model_gives_the_plain_path_s_logits(packed_dir, model):
 def test_a_promise_of_batch_invariance_is_refused(model):
     generator = BatchedGenerator(model, 64, 2, options=GeneratorOptions(batch_invariant=True))
     generator.add([5, 6, 7], 4)
-    with refused("E-CONFIG-EXPERTS", "leave out batch_invariant"):
+    with refused("E-CONFIG-EXPERTS", "do not set batch_invariant"):
         generator.step()
 
 
