@@ -155,7 +155,9 @@ def _column(name: str, values: np.ndarray, num_documents: int) -> np.ndarray:
     column = np.asarray(values)
     if column.shape != (num_documents,) or column.dtype.kind not in "iuf":
         expected = f"one number per document, {num_documents} in all"
-        raise refusal(f"{name} is not a column", (column.dtype, column.shape), expected)
+        raise refusal(
+            f"{name} does not hold one number per document", (column.dtype, column.shape), expected
+        )
     if column.dtype.kind == "f" and np.isnan(column).any():
         raise refusal(f"{name} cannot be sorted", "NaN", "numbers")
     return column

@@ -146,7 +146,7 @@ def _not_finished(shard: Path) -> LabelError:
         "label shard is not finished",
         where=shard,
         expected=f"{SCORES_NAME} and {SUMMARY_NAME}",
-        do="run nmoe hydra oracle-label for it",
+        do="run nmoe hydra oracle-label for this shard",
         code="E-LABEL-COVERAGE",
     )
 

@@ -174,7 +174,7 @@ class Tokenizer:
             raise TokenizerError(
                 f"the {what.upper()} token is unknown",
                 where=self.name,
-                found="no such token in its files" if asked == "auto" else asked,
+                found="no such token in the tokenizer's files" if asked == "auto" else asked,
                 expected=f"a token's name, or an id below {self.vocab_size}",
                 do=f"set prep.{what}_token, or --{what}-token",
                 code="E-TOKENIZER-SPECIAL",

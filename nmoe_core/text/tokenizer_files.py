@@ -262,4 +262,6 @@ def _of_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(_FILES)))
     except Exception as error:
         found = one_line(error)
-        raise unreadable(name, found, "without a network, give a tokenizer file") from error
+        raise unreadable(
+            name, found, "if the hub cannot be reached, pass a tokenizer file"
+        ) from error

@@ -94,7 +94,7 @@ def load_tiktoken(name: str) -> Any:
             "unknown tokenizer",
             found=name,
             expected=f"a file, a directory, a repository, or one of {', '.join(known)}",
-            do="give its file (--tokenizer)" if name.startswith("tokenizer-") else None,
+            do="pass its file (--tokenizer)" if name.startswith("tokenizer-") else None,
             code="E-TOKENIZER-NAME",
         )
     base = "o200k_base" if name.startswith("o200k") else name

@@ -73,7 +73,7 @@ def arrange(name: str, doc_clusters: np.ndarray, doc_tokens: np.ndarray, **optio
         raise refusal("shapes differ", (clusters.shape, tokens.shape), "two arrays of shape [N]")
     for what, values in (("topics", clusters), ("lengths", tokens)):
         if values.dtype.kind not in "iu" or (len(values) and values.min() < 0):
-            raise refusal(f"{what} must be integers from 0", values.dtype, "no negative value")
+            raise refusal(f"{what} are invalid", values.dtype, "integers, none negative")
     if len(clusters) and clusters.max() >= _MAX_TOPICS:
         raise refusal("a topic id is too large", clusters.max(), f"ids below {_MAX_TOPICS:,}")
     rows = clusters.astype(np.int64, copy=False), tokens.astype(np.int64, copy=False)

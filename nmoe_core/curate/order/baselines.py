@@ -151,7 +151,7 @@ def related(
     rows = np.asarray(embeddings)
     if rows.ndim != 2 or len(rows) != len(doc_clusters) or block < 1:
         expected = f"one row per document, {len(doc_clusters)} in all, and block >= 1"
-        raise refusal("embeddings do not fit", f"{rows.shape}, block {block}", expected)
+        raise refusal("embeddings or block are invalid", f"{rows.shape}, block {block}", expected)
     if not np.isfinite(rows).all():
         raise refusal("embeddings are not finite", "NaN or infinity", "finite numbers")
     if not len(rows):

@@ -52,7 +52,7 @@ def window_fill(
     """
     if seq_len < 1 or loader not in ("concat", "flush") or not 0 <= offset < seq_len:
         found = f"seq_len {seq_len}, loader {loader!r}, offset {offset}"
-        raise refusal("windows cannot be filled", found, "offset < seq_len, concat or flush")
+        raise refusal("windows cannot be filled", found, "offset < seq_len, loader concat or flush")
     if not len(doc_tokens):
         return np.empty(0, np.int64)
     margins = (0.0,) if loader == "concat" else _MARGINS

@@ -147,7 +147,7 @@ def load_tensors(
     except (SafetensorError, ValueError, FileNotFoundError) as error:
         found = "no file" if isinstance(error, FileNotFoundError) else str(error)
         raise CurationError(
-            "topics cannot be read",
+            "the topic model or the clusters cannot be read",
             where=path,
             found=found,
             expected=f"{expected_format} with finite float32 {', '.join(names)}",

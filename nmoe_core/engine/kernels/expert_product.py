@@ -83,7 +83,7 @@ def tile_experts(blocks: Tensor, scales: Tensor, bias: Tensor) -> TiledExperts:
             "an MXFP4 scale is too large for the packed kernels",
             found=f"scale byte {largest}",
             expected=f"at most {LARGEST_SCALE}",
-            do="load the experts decoded",
+            do='set moe_backend = "decoded"',
             code="E-CHECKPOINT-SCALE",
         )
     num_experts, rows, groups, _ = blocks.shape

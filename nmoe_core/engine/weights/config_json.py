@@ -118,7 +118,7 @@ def _window_kinds(raw: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     listed = take(raw, list, "layer_types")
     if family is MISTRAL:
         if listed:
-            raise variant("layer_types", listed, "no such field: all blocks have one window")
+            raise variant("layer_types", listed, "no layer_types: all blocks have the same window")
         return full if raw.get("sliding_window") is None else (SLIDING,) * depth
     is_on = take(raw, bool, "use_sliding_window")
     if family not in (QWEN2, QWEN3):

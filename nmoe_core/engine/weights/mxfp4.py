@@ -118,7 +118,8 @@ def encode(values: Tensor) -> tuple[Tensor, Tensor]:
 @functools.cache
 @torch.inference_mode(False)
 def _tables(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two tables [256]: the low and high value of a byte in one integer, and the powers of two."""
+    """Two tables [256]: for each byte, its two decoded values packed into one integer; and for each
+    scale byte, its power of two."""
     integers = {torch.float32: torch.int64, torch.bfloat16: torch.int32}
     if dtype not in integers:
         raise ValueError(f"{dtype} is neither torch.float32 nor torch.bfloat16")

@@ -85,7 +85,7 @@ def require_languages(languages: Languages | None) -> Languages:
     if languages is None:
         raise CalibrationError(
             "targets by language need documents in the shards of a run",
-            expected="--config, and the attribute language",
+            expected="a run (--config) whose documents have the attribute language",
             do="set calibration.target_by to all or source",
             code="E-CALIBRATION-TARGET",
         )

@@ -172,7 +172,7 @@ def _require_bound(found: Certificate, targets: Targets, proof: np.ndarray) -> N
         "target_drop drops too many documents for max_false_drop",
         found=f"the oracle would keep {share:.3f} of {found.num_below} dropped documents, "
         f"at most {found.upper95:.3f} with 95 % confidence, of {int(proof.sum())} labels to fit on",
-        expected=f"at most {targets.max_false_drop:.3f} at target_drop {targets.target_drop}",
+        expected=f"at most {targets.max_false_drop:.3f} with target_drop {targets.target_drop}",
         do="remove target_drop, to drop as many documents as the labels prove safe; or raise "
         "max_false_drop; or label more documents",
         code="E-CALIBRATION-BOUND",

@@ -69,7 +69,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             with zipfile.ZipFile(regular(path)) as archive:
                 size_bytes = sum(member.file_size for member in archive.infolist())
             if size_bytes > path.stat().st_size:
-                raise ValueError(f"members of {size_bytes} bytes in {path.stat().st_size}")
+                raise ValueError(
+                    f"members of {size_bytes} bytes in a file of {path.stat().st_size}"
+                )
         value = torch.load(regular(path), map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise HeadError("head is missing", where=path, code="E-HEAD-MISSING") from None

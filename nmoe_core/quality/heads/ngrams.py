@@ -54,7 +54,7 @@ class _Joined(NamedTuple):
 
 def scalars(documents: Sequence[np.ndarray], table: TokenTable) -> np.ndarray:
     """Four scalars per document, float64 `[N, 4]`: log of the number of tokens, share of distinct
-    tokens, share of one-byte tokens, mean log of a token's bytes. All are 0 for an empty
+    tokens, share of one-byte tokens, mean log of a token's number of bytes. All are 0 for an empty
     document."""
     ids, rows, num = _Joined.of(documents)
     lengths = np.maximum(np.bincount(rows, minlength=num), 1)

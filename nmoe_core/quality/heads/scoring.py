@@ -74,7 +74,7 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) 
     if probe_tap > judge_tap:
         raise bad_format(heads_dir, f"the probe reads block {probe_tap}, the judge {judge_tap}")
     if loaded[0].scale != loaded[1].scale:
-        raise bad_format(heads_dir, "probe and judge of different rubrics")
+        raise bad_format(heads_dir, "a probe and a judge with different rubrics")
     return Heads(
         *(probe, judge, local_digest(paths[0]), local_digest(paths[1])),
         *(str(header.get("scorer_model", "")), max_ctx, probe_tap, judge_tap),
