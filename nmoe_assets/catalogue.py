@@ -162,10 +162,9 @@ def with_facts(text: str, *facts: str) -> str:
 
 
 def curated_group(source: str) -> str:
-    """The group of the assets after a source's scores.
-
-    Assets of a source before the labels are in the group of the source, so that the groups form an
-    acyclic graph: sources, `hydra`, curated sources, `mixture`.
+    """The group of a source's assets that come after its scores. A source's assets that come before
+    the labels are in the group of the source, so that the groups form an acyclic graph: sources,
+    `hydra`, curated sources, `mixture`.
     """
     return f"{source}_curated"
 

@@ -20,8 +20,8 @@ from nmoe_core.base.garbage import gc_paused
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 
-keep_ignored()  # in every process that executes runs
-find_migrations_once()  # in every process that evaluates ticks
+keep_ignored()  # loaded in every process that executes runs
+find_migrations_once()  # loaded in every process that evaluates ticks
 
 
 class Mixture(dg.Component, dg.Resolvable, dg.Model):
@@ -44,7 +44,7 @@ class Mixture(dg.Component, dg.Resolvable, dg.Model):
 
 def build_definitions(run: Run) -> dg.Definitions:
     """All assets, checks, jobs, sensors and schedules of a run."""
-    # All objects made here stay in use, so a garbage collection frees nothing; it would take a
+    # All objects made here stay in use, so a garbage collection frees nothing, but would take a
     # fifth of the time.
     with gc_paused(), warnings.catch_warnings():
         # backfill_policy is marked beta; it is used as documented, and tested.

@@ -1,13 +1,13 @@
 """Automation: outputs follow the content of their inputs, never the times of files.
 
 An asset is due if its code version or the content of an input changed, and, if `[automation]` has
-`make` for its kind, also if it was missing at the first evaluation. It waits for inputs that are
-missing, due, running or requested, or have not passed a blocking check. An input that you make by
-hand may stay due for ever, so its current version is used unless its last run failed. Assets that
-read shards wait while a blocking check of the manifest, such as the checksums, has failed. Scores
-follow the calibration, which names heads and backbone, and not the heads directly: grading refuses
-new heads with an old calibration. Dagster proposes assets that may be stale; the fingerprints
-beside the files decide.
+`make` for its kind, also if it was missing at the first evaluation. An asset that is due waits for
+inputs that are missing, due, running or requested, or have not passed a blocking check. An input
+that you make by hand may stay due for ever, so its current version is used unless its last run
+failed. Assets that read shards wait while a blocking check of the manifest, such as the checksums,
+has failed. Scores follow the calibration, which names heads and backbone, and not the heads
+directly: grading refuses new heads with an old calibration. Dagster proposes assets that may be
+stale; the fingerprints beside the files decide.
 """
 
 import functools
@@ -23,13 +23,13 @@ from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 
-# The manifest whose checks read the bytes of each of these assets.
+# For each of these assets, the manifest whose checks read the asset's bytes.
 _CHECKED_BY = {
     "shards": "manifest",
     "valid_shards": "valid_manifest",
     "curated": "curated_manifest",
 }
-Condition = dg.AutomationCondition[Any]  # of an asset or of a check
+Condition = dg.AutomationCondition[Any]  # the key of an asset or of a check
 _AC = dg.AutomationCondition
 _KINDS = {
     **dict.fromkeys(("shards", "manifest", "valid_shards", "valid_manifest"), "prep"),
@@ -101,9 +101,10 @@ def _not_ready(ignored: tuple[dg.AssetKey, ...]) -> Condition:
 
 @functools.cache
 def _due_input(ignored: tuple[dg.AssetKey, ...]) -> Condition:
-    """True for an input from a change of its inputs (except `ignored`) until it is made from them.
-    A request does not reset the condition, since it may not lead to a run. A run that appears in
-    the same tick as new code does not reset it either, since the run may have used the old code."""
+    """True for an input whose own inputs (except `ignored`) changed, until the input is made from
+    the changed inputs. A request does not reset the condition, since a request may not lead to a
+    run. A run that appears in the same tick as new code does not reset it either, since this run
+    may have used the old code."""
     changed = _code_changed | _any_deps(_AC.data_version_changed(), ignored)
     return _code_changed | changed.since(_AC.newly_updated())
 
@@ -163,8 +164,8 @@ def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetK
     """
     reason = changed = _any_changed(deps)
     if mode == "make":
-        # After that, a missing output is requested when its inputs are made, since their content is
-        # new.
+        # After that, a missing output is requested when its inputs are made, since these inputs
+        # then have new content.
         reason |= _AC.initial_evaluation() & _AC.missing()
     made = _AC.newly_updated() & ~_outdated(ignored)
     # A requested run may start before a change of an input in the same tick, so it does not count.

@@ -8,7 +8,8 @@ from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 
 CONFIG_VARIABLE = "NMOE_CONFIG"
-DEFAULT_CONFIG = "configs/demo.toml"  # in the working directory, else in the package
+# a path relative to the working directory, else a name in the package
+DEFAULT_CONFIG = "configs/demo.toml"
 
 
 @functools.cache

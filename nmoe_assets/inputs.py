@@ -66,9 +66,8 @@ class CurrentInputs:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Tag the run if an input is made again before the block ends, even if the block fails.
-
-        The output may then be made from the old input, so automation does not treat it as current
+        """Tag the run if an input is made again while the block runs, even if the block fails. The
+        output may then be made from the old input, so automation does not treat it as current
         (`nmoe_assets.conditions`).
         """
         try:
@@ -90,8 +89,8 @@ class CurrentInputs:
 
 
 def _require_checked_inputs(context: dg.AssetExecutionContext) -> None:
-    """Refuse inputs whose blocking checks failed. In Dagster a check blocks only assets of the same
-    run; this also stops later runs of the pipeline."""
+    """Raise dg.Failure if a blocking check of an input failed. In Dagster a check blocks only
+    assets of the same run; with this function, it also stops later runs of the pipeline."""
     graph = context.repository_def.asset_graph
     inputs = context.assets_def.asset_deps[context.asset_key]
     blocking = [key for key in graph.get_check_keys_for_assets(inputs) if graph.get(key).blocking]

@@ -8,7 +8,8 @@ processes of a DAGSTER_HOME must see each other: one machine, not several contai
 
 The process that launches runs is the daemon, which also evaluates the conditions of automation. A
 tick over 50 sources creates a million small objects, and with Python's default threshold the
-garbage collector takes half of the tick's CPU time. Here it runs less often.
+garbage collector takes half of the tick's CPU time. With this launcher the collector runs less
+often.
 """
 
 import gc

@@ -1,5 +1,5 @@
-"""Keys and names in Dagster. All start with `[automation] prefix`, so that one deployment can have
-several mixtures."""
+"""Keys and names in Dagster. All keys and names start with `[automation] prefix`, so that one
+deployment can have several mixtures."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Kubernetes: with `[compute.pods]` each asset of a run is made in its own pod."""
+"""Kubernetes: with `[compute.pods]` each asset of a run is made in a separate pod."""
 
 import importlib
 from typing import Any

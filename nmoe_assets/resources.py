@@ -16,7 +16,8 @@ from nmoe_assets.dagster_private import show_under_location
 from nmoe_assets.launcher import run_is_dead
 
 LOCATION = "nmoe_assets.definitions"
-COMMAND = "nmoe/command"  # a tag of the runs of `dagster job execute` and their parts
+# a tag of the runs that `dagster job execute` starts, and of their child runs
+COMMAND = "nmoe/command"
 WEBHOOK_VARIABLE = "NMOE_FAILURE_WEBHOOK"
 COST_VARIABLE = "NMOE_USD_PER_HOUR"
 _TIMEOUT_S = 10
@@ -45,7 +46,7 @@ class Notifier(dg.ConfigurableResource):
         for pause_s in _PAUSES_S:
             try:
                 return _post(request)
-            except OSError:  # includes HTTP errors; no other code retries
+            except OSError:  # OSError includes HTTP errors; no other code retries
                 time.sleep(pause_s)
         return _post(request)
 
@@ -63,7 +64,7 @@ def _post(request: urllib.request.Request) -> bool:
 
 
 class Machine(dg.ConfigurableResource):
-    """The machine of a run: its price, and its slots of pools.
+    """The machine of a run: its price, and the slots that its steps take in pools.
 
     Attributes:
         usd_per_hour: Price of the machine; 0 omits the cost from the metadata.
@@ -90,7 +91,7 @@ class Machine(dg.ConfigurableResource):
                 if run_is_dead(instance, other):
                     pools.free_concurrency_slots_for_run(other)
         if run.remote_job_origin is None and instance.has_run(run.run_id):
-            # The daemon must not restart it; the user can run the command again.
+            # The daemon must not restart this run; the user can run the command again.
             instance.add_run_tags(run.run_id, {COMMAND: "yes", "dagster/max_retries": "0"})
             show_under_location(instance, run, LOCATION)
 

@@ -41,7 +41,7 @@ def run_tasks(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Execute the jobs of these tasks, or of all tasks. Returns the exit status and one row per
     task: `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds`, and `last_seconds`, the time of the
-    last good run. Raises ConfigError if a task is unknown; for all tasks also as
+    last good run. Raises ConfigError if a task is unknown; for all tasks also raises the errors of
     `require_startable`, before the first task begins.
 
     The status is 1 if a task failed, 130 after an interrupt, and 143 after SIGTERM. `show` is
@@ -126,7 +126,8 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
     for event in outcome.all_events:
         if event.event_type is dg.DagsterEventType.STEP_FAILURE:
             failed.setdefault(step_error(event), []).append(str(event.step_key))
-    for error, steps in failed.items():  # often one error occurs in the same step of each source
+    # print each error once: the same error often occurs in the same step of each source
+    for error, steps in failed.items():
         print(f"{', '.join(steps)}: {error}", file=sys.stderr)
     print(f"ERROR: {name} failed; `nmoe ui` shows run {outcome.run_id[:8]}", file=sys.stderr)
 
@@ -147,7 +148,8 @@ def serve(run: Run, port: int) -> int:
             ) from error
     _set_up(run)
     _refuse_code(run.base / ".env")
-    os.environ["PYTHONSAFEPATH"] = "1"  # the project's directory may have a file like json.py
+    # the project's directory may contain a file like json.py, which Python would import
+    os.environ["PYTHONSAFEPATH"] = "1"
     # Dagster imports from this directory first, so it must not be the project's.
     loaded_from = ["-d", sysconfig.get_path("stdlib")]
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
@@ -162,7 +164,7 @@ def serve(run: Run, port: int) -> int:
 
 
 def _refuse_code(path: Path) -> None:
-    """Refuse a `.env` file with variables that decide which code Dagster runs."""
+    """Raise ConfigError if a `.env` file sets variables that decide which code Dagster runs."""
     prefixes = ("PYTHON", "LD_", "DYLD_", "DAGSTER_", "NMOE_")
     names = [name for name in dotenv_values(path) if name == "PATH" or name.startswith(prefixes)]
     if names:
@@ -178,7 +180,8 @@ def _set_up(run: Run) -> None:
         os.environ.setdefault(name, value)
     os.environ["NMOE_CONFIG"] = str(run.path)
     home = Path(os.environ.setdefault("DAGSTER_HOME", str(run.base / ".dagster"))).absolute()
-    home.mkdir(0o700, parents=True, exist_ok=True)  # samples of documents, logs
+    # mode 700, since it contains samples of documents and logs
+    home.mkdir(0o700, parents=True, exist_ok=True)
     if not (home / "dagster.yaml").exists():
         shipped = importlib.resources.files("nmoe_core") / "configs" / "dagster" / "dagster.yaml"
         with importlib.resources.as_file(shipped) as path:

@@ -29,7 +29,7 @@ class Asset:
 
     Attributes:
         run: The run that the asset belongs to.
-        key: The asset's key, like all keys here without the mixture's prefix.
+        key: The asset's key; like all keys in this class, it has no mixture prefix.
         group: The asset's group in the lineage.
         stage: The part of the pipeline, shown as a tag.
         kind: Kind of the output, shown as a badge.
@@ -37,7 +37,7 @@ class Asset:
         facts: Names of the facts to explain.
         code_version: Version of the asset's code and of the settings that it reads.
         deps: Inputs.
-        downstream: Keys of the assets that read it.
+        downstream: Keys of the assets that read this asset.
         columns: Columns of the output's rows, each with its parent columns.
         pool: The pool in which the step takes a slot.
         partitions: None for an unpartitioned asset.

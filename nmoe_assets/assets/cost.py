@@ -13,8 +13,8 @@ class Cost:
 
     Attributes:
         seconds: Wall time.
-        cpu_seconds: CPU time of this process and of its ended children.
-        machine_share: Share of the machine, if other steps ran at the same time.
+        cpu_seconds: CPU time of this process and of its child processes that have ended.
+        machine_share: Share of the machine that this step gets if other steps run at the same time.
     """
 
     seconds: float

@@ -84,10 +84,9 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 def _curated_from(run: Run, source: str) -> Deps:
     """The inputs of curated shards.
 
-    If the position in a window at which a shard starts, or the part that training has consumed,
-    depends on the documents that earlier shards keep, each shard depends on the inputs of all
-    shards. Dagster's mapping from a partition to all partitions before it would cost the square of
-    their number.
+    A shard's offset, and the part that training has consumed, may depend on the documents that
+    earlier shards keep. Then each shard depends on the inputs of all shards: Dagster's mapping from
+    a partition to all earlier partitions would cost the square of their number.
     """
     kept_from = ["shards", "quality_scores", *selection_names(run)]
     table = curate_settings(run, source)
@@ -161,7 +160,7 @@ def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         stage="plan",
         kind="json",
         description="The plan that a trainer's loader opens: sources, weights, quotas and "
-        "digests. They make the training data a pure function of the step.",
+        "digests. With these, the training data are a pure function of the step.",
         facts=(
             "steps, sequences",
             "sequences_SOURCE",

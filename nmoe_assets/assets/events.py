@@ -2,8 +2,8 @@
 
 Dagster gives all partitions of a run one data version. The events here replace Dagster's and have
 one version per partition: a partition whose bytes did not change keeps its version, so the assets
-that depend on it do not become stale. If some partitions of a run fail, the others are logged and
-checked and the run fails, so a backfill shows exactly the failed partitions.
+that depend on it do not become stale. If some partitions of a run fail, the finished partitions are
+logged and checked, then the run fails, so a backfill shows exactly the failed partitions.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,8 @@ from nmoe_core.tasks.shards import Attempt
 # If another run is writing the same output, the step retries: then the output is current.
 _LOCK_RETRIES = 60
 _LOCK_WAIT_S = 10
-# Facts that count work. If all of them in a result are 0 or False, the output was current.
+# Facts that count work. If all these facts of a result are 0 or False, the output was already
+# current.
 _WORK = ("backbone_tokens", "oracle_calls", "head_steps", "changed", "documents_tokenized")
 _RATES = ("documents", "documents_tokenized", "tokens", *_WORK[:3])
 Events = Iterator[dg.MaterializeResult | dg.AssetCheckResult]
@@ -94,7 +95,7 @@ def materialize_partitions(
         show: Returns more metadata of a partition, such as pictures and samples.
 
     Raises:
-        dg.Failure: Some partitions failed; the others are materialised. Also as
+        dg.Failure: Some partitions failed; the others are materialised. Also raised by
         `require_partitions`. dg.RetryRequested: Another run is writing some of the partitions.
     """
     require_partitions(context)
@@ -103,13 +104,14 @@ def materialize_partitions(
     outcome = _Outcome(machine)
     whole_run = Stopwatch()
     try:
-        # Closing ends the workers.
+        # Closing the generator ends the workers.
         with inputs.watched(), closing(_attempts(context, make)) as attempts:
             for key, attempt in attempts:
                 outcome.add(key, attempt, show)
                 if key in outcome.failed:
                     context.log.error(f"partition {key}: {outcome.failed[key]}")
-    except BaseException:  # such as Terminate: the finished partitions are logged all the same
+    # BaseException, such as Terminate: the finished partitions are logged in this case too
+    except BaseException:
         made = outcome.results(whole_run.read())
         log_partitions(context, inputs, made)
         checks.log_unchecked(context, list(made))
@@ -133,8 +135,8 @@ def materialize_partitions(
 
 
 def require_partitions(context: dg.AssetExecutionContext) -> None:
-    """Raise dg.Failure if the run names no partitions. The launch dialogue of the UI fills in the
-    tags of the job; the mutation `launchRun` of the API does not."""
+    """Raise dg.Failure if the run names no partitions. The launch dialogue of the UI adds the job's
+    tags to a run, but the mutation `launchRun` of the API does not."""
     if not context.run.tags.keys() & {RANGE_START, "dagster/partition"}:
         raise dg.Failure(
             f"this run names no partitions: launch it with the tags {RANGE_START} and {RANGE_END}",
@@ -224,7 +226,8 @@ def log_partitions(
         while left:
             context.log_event(left[0])
             del left[0]
-    except BaseException:  # such as Terminate: the files exist, so their events are logged
+    # BaseException, such as Terminate: the files exist, so their events are logged
+    except BaseException:
         for event in left:
             context.log_event(event)
         raise
@@ -259,7 +262,7 @@ def _attempts(
 
 
 def told(error: NmoeError | OSError) -> str:
-    """An error as one line, with its code."""
+    """The message of an error as one line, with its code."""
     text = " ".join(str(error).split())
     return f"[{error.code}] {text}" if isinstance(error, NmoeError) else text
 

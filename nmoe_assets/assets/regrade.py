@@ -36,13 +36,13 @@ def regrade_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         stage="grade",
         kind="json",
         description="A preview of grading: stale shards, decisions that may flip, time. "
-        "Materialise it before a backfill of quality_scores to see its cost.",
+        "Materialise this asset before a backfill of quality_scores, to see the backfill's cost.",
         facts=("may_flip_least, may_flip_most", "sampled, sampled_flips"),
         code_version=settings.grades(run).version,
         # The heads are not inputs: the calibration names the heads that it was fitted for.
         deps=[[GROUP, "calibration"], *([name, "shards"] for name in names)],
         downstream=[[name, "quality_scores"] for name in names],
-        pool="gpu",  # the plan may grade a sample
+        pool="gpu",  # the plan loads models, since it may grade a sample
         checks=("flips",),
         check=lambda plan: checks.check_regrade(run, plan),
     )

@@ -11,7 +11,7 @@ from nmoe_core.base.progress import logged_to
 
 
 class _RunLog(logging.Handler):
-    """Hands records to the log of a Dagster run."""
+    """A log handler that passes records to the log of a Dagster run."""
 
     def __init__(self, log: dg.DagsterLogManager) -> None:
         super().__init__(logging.INFO)
@@ -26,6 +26,6 @@ class _RunLog(logging.Handler):
             self.handleError(record)
 
 
-def run_log(context: Any) -> AbstractContextManager[None]:  # of an asset or of an op
+def run_log(context: Any) -> AbstractContextManager[None]:  # the context of an asset or of an op
     """Copy nmoe_core's log records to the log of this run while the block runs."""
     return logged_to(_RunLog(context.log), LOGGER)

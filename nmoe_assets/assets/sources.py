@@ -132,7 +132,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
 
 
 def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
-    """Splits documents into those for training, calibrating and testing the heads."""
+    """Divides documents into slices for training, calibrating and testing the heads."""
     name = source.name
     return Asset(
         run=run,

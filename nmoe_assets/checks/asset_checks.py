@@ -2,8 +2,8 @@
 sets the level of a failure: `block` stops the assets that follow in the same run.
 
 An asset checks its new output in the step that made it, which needs no second process and knows the
-partitions of the run. Manifests and the plan have separate steps for their checks, so that the
-checks can run again without making the asset.
+partitions of the run. Manifests and the plan have separate steps for their checks, so that a user
+can run the checks again without making the asset.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +79,8 @@ class Checks:
             results = [
                 self._of_partitions(context, name, verdicts[name], made) for name in self.names
             ]
-        except BaseException:  # such as Terminate: checks that read every token take long
+        # BaseException, such as Terminate: checks that read every token take long
+        except BaseException:
             self.log_unchecked(context, made)
             raise
         yield from results
@@ -91,8 +92,8 @@ class Checks:
         for name in self.names:
             if made and name in _OF_EACH_PARTITION:
                 failed = [*made, *self._failed_before(context, name, made)]
-                # Dagster accepts the evaluation of a check here, but the type of the parameter does
-                # not include it.
+                # Dagster accepts the evaluation of a check as this argument, but the parameter's
+                # type does not include it.
                 event: Any = evaluation(self._result(name, verdict, failed))
                 context.log_event(event)
 
@@ -112,7 +113,7 @@ class Checks:
     def _failed_before(
         self, context: dg.AssetExecutionContext, name: str, made: Sequence[str]
     ) -> list[str]:
-        """Other existing partitions that failed earlier."""
+        """Existing partitions, not made by this run, that failed earlier."""
         check = dg.AssetCheckKey(self.key, name)
         partitions = context.assets_def.partitions_def
         others = set(partitions.get_partition_keys() if partitions else ()) - set(made)

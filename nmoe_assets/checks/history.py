@@ -1,8 +1,8 @@
 """The verdicts of a check in Dagster, and the verdict that Dagster uses.
 
-Dagster uses the execution of the run that was created last, and only if it checked the newest
-materialisation. If runs of an asset overlap, another run may end last; then its verdicts would be
-ignored, or old verdicts would block the assets that follow.
+Dagster uses the execution of the run that was created last, and only if this execution checked the
+newest materialisation. If runs of an asset overlap, another run may end last; then its verdicts
+would be ignored, or old verdicts would block the assets that follow.
 """
 
 from collections.abc import Iterable

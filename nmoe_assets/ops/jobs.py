@@ -1,5 +1,6 @@
-"""The jobs of single tasks. Each is one asset job over all sources: `prep`, `prep_valid`, `label`,
-`train_heads`, `grade`, `curate`, with `[publish]` also `publish`; and `verify`, which only checks.
+"""The jobs of single tasks. Each task has one asset job over all sources: `prep`, `prep_valid`,
+`label`, `train_heads`, `grade`, `curate`, with `[publish]` also `publish`; and `verify`, which only
+checks.
 
 A run covers all partitions unless its tags name a range, as backfills, sensors and
 `dagster job execute --tags` do.
@@ -89,7 +90,9 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         ]
     if run.config.publish.url:
         jobs.append(job("publish", [("mixture", "published_plan")]))
-    if valid:  # a job has one partitions definition, and valid has another number of shards
+    # a separate job, since a job has one partitions definition and valid has another number of
+    # shards
+    if valid:
         keys = [(s.name, name) for name in ("valid_shards", "valid_manifest") for s in valid]
         jobs.insert(1, job("prep_valid", keys, shard_partitions(table.num_valid_shards)))
     return jobs

@@ -54,7 +54,7 @@ def pipeline_job(
 
 
 def console(level: str) -> dict[str, Any]:
-    """The run configuration with which a job's console shows lines of this level and above."""
+    """The run configuration that makes a job's console show lines of this level and above."""
     return {"loggers": {"console": {"config": {"log_level": level}}}}
 
 

@@ -4,7 +4,7 @@ Dagster stores a materialisation in the events of its run, so deleting the run d
 kept if it is recent, if it is among the last of its job, or if a current asset depends on it:
 
 * it made the version of an asset or partition that was current at the cutoff, or a later version;
-* it made an input of such a version, since Dagster compares both to find stale outputs;
+* it made an input of such a version, since Dagster compares output and input to find stale outputs;
 * it is the last attempt of a partition that failed, or the last execution of a check.
 """
 
@@ -142,7 +142,7 @@ def deletable_runs(
 def delete_run(instance: dg.DagsterInstance, run_id: str) -> None:
     """Delete a run, its events, and their files. If a deletion is interrupted, the next cleanup
     completes it."""
-    files = event_files(instance, run_id)  # Dagster leaves these files, without their rows
+    files = event_files(instance, run_id)  # Dagster does not delete these files, only their rows
     instance.compute_log_manager.delete_logs(prefix=[run_id])
     instance.delete_run(run_id)
     for path in files:
@@ -158,7 +158,8 @@ def _last_of_jobs(instance: dg.DagsterInstance, jobs: set[str], count: int) -> s
 
 
 def _holding(instance: dg.DagsterInstance, cutoff: float) -> set[str]:
-    """Runs with the newest events at the cutoff or later ones, and runs that made their inputs."""
+    """Runs that hold the last event before the cutoff, or any later event, of each partition; and
+    runs that made the inputs of these events."""
     needed: set[str] = set()
     # An observation does not replace a materialisation, so the latest event of each kind is needed.
     by_partition: dict[dg.AssetKey, dict[tuple[str | None, str], list[_Record]]] = {}

@@ -1,4 +1,5 @@
-"""Sensors and the schedule: all runs that the daemon requests except for changed content.
+"""Sensors and the schedule: all runs that the daemon requests, apart from the runs for changed
+content.
 
 If a source has new input or a moved revision, prep of the source is requested; prep compares
 content and does no work if only times changed. Failed label slices are requested again, a limited
@@ -6,7 +7,7 @@ number of times and with increasing waits. Each failed run is reported in one li
 to the webhook if it is set.
 
 Dagster ignores a run key that it has seen before, so keys contain the time of the request in
-seconds. Then an input that changes back to earlier content is a change too.
+seconds. So an input that changes back to earlier content also gets a run.
 """
 
 import json
@@ -91,8 +92,8 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
     """Requests failed label slices again; the cursor has the number of tries of each slice and the
     time of the next try.
 
-    The wait starts when this sensor sees the failure; a time of 0 means that it has not seen the
-    failure of the last try yet.
+    The wait starts when this sensor finds the failure. A time of 0 means that the sensor has not
+    found the failure of the last try yet.
     """
     budget = run.config.automation.label_retries
     labels = asset_key(run, ["hydra", "oracle_labels"])
@@ -141,8 +142,9 @@ def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:
     """One line about each failed run, to the sensor's log and to the webhook.
 
-    One sensor reports the runs that this location started. The other one reports runs of `dagster
-    job execute`. They may fail before they have a location, so this sensor monitors all locations.
+    One sensor reports the runs that this location started. The other sensor reports runs of
+    `dagster job execute`. These runs may fail before they have a location, so the other sensor
+    monitors all locations.
     """
 
     @dg.run_failure_sensor(
@@ -189,7 +191,7 @@ def _report(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
 
 
 def notice_text(context: dg.RunFailureSensorContext) -> str:
-    """The job, the run, the assets that it was making, and the root error of the first failed
+    """The job, the run, the assets that the run was making, and the root error of the first failed
     step."""
     run = context.dagster_run
     assets = sorted("/".join(key.path) for key in run.asset_selection or ())

@@ -1,8 +1,8 @@
 """`python -m nmoe_assets.ops.webserver`: `dagster-webserver` behind the gate, with its options.
 
 `dev` before the options starts `dagster dev` with this webserver. `NMOE_UI_TOKEN` is the token; if
-it is unset, the printed address has a new one. `NMOE_UI_HOSTS` are more names of hosts under which
-browsers reach the server, separated by commas.
+it is unset, the printed address has a new one. `NMOE_UI_HOSTS` has additional host names under
+which browsers reach the server, separated by commas.
 """
 
 import argparse
@@ -17,7 +17,8 @@ import uvicorn
 from nmoe_assets.dagster_private import change_commands_of_dev
 from nmoe_assets.ops.gate import LOOPBACK, gated
 
-# Dagster is told to listen here, where nothing can: so it serves nothing if the gate was left out.
+# The address for Dagster's webserver. No server can listen on it, so without the gate Dagster
+# serves nothing.
 _NOWHERE = "nmoe.invalid"
 
 
@@ -48,7 +49,8 @@ def _put_gate_before(host: str) -> None:
     def run_gated(app: Any, **settings: Any) -> None:
         shown = "$NMOE_UI_TOKEN" if given else token
         print(f"http://{host}:{settings['port']}/?token={shown}", flush=True)
-        settings |= {"host": host, "access_log": False}  # the log would have the token
+        # without this option, the log would contain the token
+        settings |= {"host": host, "access_log": False}
         run(gated(app, token, hosts), **settings)
 
     uvicorn.run = run_gated

@@ -65,7 +65,8 @@ class SplitExpression(NamedTuple):
 
 
 def parse_split(text: str) -> SplitExpression:
-    """Parse a split expression. Raises ConfigError if the text is not one (E-CONFIG)."""
+    """Parse a split expression. Raises ConfigError if the text is not a
+    split expression (E-CONFIG)."""
     what = "not a split"
     do = None
     if "+" in text:
@@ -86,8 +87,8 @@ def parse_split(text: str) -> SplitExpression:
 
 
 class SourceSpec(StrictModel):
-    """One `[[mixtures.<name>.sources]]` table; the text below a field becomes the help of its
-    flag."""
+    """One `[[mixtures.<name>.sources]]` table; the text below a field becomes the help of the
+    field's flag."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9_]+$")
     tokens_b: float = Field(default=0.0, ge=0)
@@ -165,8 +166,8 @@ class SourceSpec(StrictModel):
         return Reading(self.id, self.text_field, self.id_field, self.on_error, limit, kept)
 
     def with_columns(self, columns: tuple[str, ...]) -> "SourceSpec":
-        """The same source with these passthrough columns, unless it sets its own; text files have
-        none."""
+        """The same source with these passthrough columns, unless the source sets its own columns.
+        Text files have no columns."""
         kept = columns if self.columns is None and self.kind != "files" else self.columns or ()
         return self.model_copy(update={"columns": kept})
 

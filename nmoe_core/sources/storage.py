@@ -1,10 +1,10 @@
 """One file of a source, on this machine or in any store that fsspec supports.
 
-A file opens as a seekable binary stream (with range reads in a store) and has a size and a
+The file is opened as a seekable binary stream (with range reads in a store) and has a size and a
 revision. The revision of a local file is the SHA-256 of its bytes. The revision of a remote file is
-the store's own mark, prefixed with its kind (`etag:`, `md5:`, `modified:`), or its SHA-256 if the
-store has none. fsspec and the store's client read credentials and endpoints from the environment.
-Reading a compressed file takes at most 160 MiB of memory, whatever its size.
+the store's mark, prefixed with the kind of mark (`etag:`, `md5:`, `modified:`), or the file's
+SHA-256 if the store keeps no mark. fsspec and the store's client read credentials and endpoints
+from the environment. Reading a compressed file takes at most 160 MiB of memory, whatever its size.
 """
 
 import bz2
@@ -30,7 +30,7 @@ from nmoe_core.base.fingerprint import local_digest
 from nmoe_core.base.jsonl import COMPRESSED as COMPRESSED
 
 _READ_BYTES = 4 * 2**20
-Read = Callable[[int], bytes]  # argument: maximum number of bytes
+Read = Callable[[int], bytes]  # a read function; its argument is the maximum number of bytes
 # Errors that reading a damaged stream raises.
 TORN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 _ZSTD_INPUT_BYTES = 4096
@@ -38,7 +38,8 @@ _LEAST_ZSTD_INPUT_BYTES = 64
 _MUCH_BYTES = 2**18
 _XZ_MAGIC = b"\xfd7zXZ\0"
 _XZ_INPUT_BYTES = 2**16
-_XZ_MEMORY_BYTES = 160 * 2**20  # for a dictionary of 128 MiB, the most that zstd reads too
+# enough for a dictionary of 128 MiB, the largest that zstd reads too
+_XZ_MEMORY_BYTES = 160 * 2**20
 _DIGESTS = {"ETag": "etag", "etag": "etag", "md5Hash": "md5", "content_md5": "md5"}
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
 
@@ -110,9 +111,9 @@ def is_url(text: str) -> bool:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the path in it. Raises SourceError if its client is not
-    installed (E-SOURCE-EXTRA), the protocol is unknown or URLs are chained (E-SOURCE-PROTOCOL), or
-    the store does not answer (E-SOURCE-NETWORK)."""
+    """The fsspec file system of a URL, and the path in it. Raises SourceError if the store's client
+    is not installed (E-SOURCE-EXTRA), the protocol is unknown or URLs are chained
+    (E-SOURCE-PROTOCOL), or the store does not answer (E-SOURCE-NETWORK)."""
     if "::" in url:
         raise SourceError(
             "chained URLs are not supported",
@@ -225,7 +226,7 @@ def decompressed(stored: BinaryIO, suffix: str) -> Read:
 
 
 def reader_of(pieces: Iterator[bytes]) -> Read:
-    """A function that reads from pieces, which must not be empty."""
+    """A function that reads from an iterable of pieces; no piece may be empty."""
     rest = memoryview(b"")
 
     def read(size: int) -> bytes:
@@ -297,8 +298,9 @@ def _zstd_pieces(stored: BinaryIO) -> Iterator[bytes]:
     """The bytes of all frames of a file. Raises EOFError if the last frame is truncated.
 
     The library's stream reader treats a truncated frame as the end of the data. Frame objects
-    detect it, but return the whole output of an input at once, up to 128 KiB per 4 bytes. So an
-    input is large only if the last output was small, which limits an output to 128 MiB.
+    detect a truncated frame, but return the whole output of a piece of input at once, up to 128 KiB
+    per 4 bytes. So a large piece is read only if the last output was small, which limits an output
+    to 128 MiB.
     """
     frame = None
     size = _LEAST_ZSTD_INPUT_BYTES

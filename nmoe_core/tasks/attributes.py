@@ -47,8 +47,9 @@ def shard_attribute_names(run: Run) -> list[str]:
 
 
 def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
-    """The named attributes of a run in its order, by default all. `duplicates` includes its
-    `signatures`. Raises ConfigError if the run records no attributes or lacks a name."""
+    """The named attributes (by default all), in the order in which the run makes them. If
+    `duplicates` is named, `signatures` is included. Raises ConfigError if the run records no
+    attributes, or does not record a named attribute."""
     known = attribute_names(run)
     unknown = sorted(set(only or ()) - set(known))
     if unknown or not known:
@@ -57,7 +58,7 @@ def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
             where=run.path,
             found=", ".join(unknown) or None,
             expected=f"of {', '.join(known)}" if known else None,
-            do="add it to [attributes] use, or name its files in attributes.files",
+            do="add the attribute to [attributes] use, or name its files in attributes.files",
         )
     wanted = set(known if only is None else only)
     if "duplicates" in wanted:
@@ -114,9 +115,9 @@ def open_attribute(run: Run, name: str) -> Attribute:
 
 
 def attribute_schema(run: Run, name: str) -> Any:
-    """Columns of an attribute as an Arrow schema, even before it is made; for an attribute from the
-    user's files, the columns of the files. Raises as `open_attribute`, and FormatError if a file
-    cannot be read."""
+    """Columns of an attribute as an Arrow schema, also before the attribute is made; for an
+    attribute from the user's files, the columns of the files. Raises as `open_attribute`, and
+    FormatError if a file cannot be read."""
     if name in run.config.attributes.files:
         return user_files(run, name).schema
     for package in ("numba", "pyarrow"):

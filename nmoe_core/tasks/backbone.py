@@ -18,11 +18,12 @@ from nmoe_core.text.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
 
-_TINY_LAYERS = 4  # with random weights, more blocks do not improve a head
+_TINY_LAYERS = 4  # few blocks suffice: with random weights, more blocks do not improve a head
 
 
 def backbone_kind(run: Run) -> str:
-    """`tiny` for random weights (of the run or of `make-tiny-checkpoint`), else `checkpoint`."""
+    """`tiny` for random weights (made by the run or by `nmoe make-tiny-checkpoint`), else
+    `checkpoint`."""
     path = run.tree.checkpoint / "config.json"
     is_random = path.is_file() and RECIPE_KEY in read_json_object(path)
     return "tiny" if is_random else run.config.backbone.kind
@@ -61,12 +62,13 @@ def tiny_recipe(run: Run) -> dict[str, Any]:
 
 
 def ids_for_model(run: Run) -> ModelIds | None:
-    """Converts the run's shards to the backbone's tokens; None if both use the same ids.
+    """A converter from the run's token ids to the backbone's token ids; None if both use the same
+    ids.
 
     Raises:
         CheckpointError: The checkpoint or its embedding table is missing.
         TokenizerError: The tokenizer of the run or of the checkpoint cannot be used, or the
-            checkpoint has none (E-TOKENIZER-NAME), as `model_ids`.
+            checkpoint has no tokenizer (E-TOKENIZER-NAME); see `model_ids`.
         HeadError: The tokenizer in the flags of a run without a file differs from the shards'
             (E-HEAD-TOKENIZER).
     """
@@ -85,8 +87,8 @@ def ids_for_model(run: Run) -> ModelIds | None:
 
 
 def load_backbone(run: Run) -> Transformer:
-    """Load the run's backbone, once per process. Raises CheckpointError if it is missing
-    (E-CHECKPOINT-MISSING) or unreadable."""
+    """Load the run's backbone, once per process. Raises CheckpointError if the checkpoint is
+    missing (E-CHECKPOINT-MISSING) or unreadable."""
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
     table = run.config.backbone
@@ -96,8 +98,9 @@ def load_backbone(run: Run) -> Transformer:
 
 
 def require_checkpoints(run: Run) -> None:
-    """Refuse a run before its first task if its checkpoint is missing (E-CHECKPOINT-MISSING) or
-    its backbone cannot read its documents; raises as `ids_for_model`."""
+    """Check a run before its first task. Raises CheckpointError if its checkpoint is missing
+    (E-CHECKPOINT-MISSING), and the errors of `ids_for_model` if its backbone cannot read its
+    documents."""
     oracle = run.config.oracle
     if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
         _require(run.resolve(oracle.engine.checkpoint))

@@ -38,8 +38,8 @@ def splits_of(run: Run, names: Sequence[str], stage: str | None = None) -> list[
 def make_split(
     run: Run, job: Job, output: Path | None = None, *, is_forced: bool = False
 ) -> Result:
-    """Prepare one split, by default in the run's tree, and commit its manifest; raises as
-    `prep_shards`. `is_forced`: make all shards again, also current ones."""
+    """Prepare one split, by default in the run's tree, and commit its manifest; raises the errors
+    of `prep_shards`. `is_forced`: make all shards again, also current ones."""
     plan, split = job
     started = time.monotonic()
     output = (output or run.tree.split(plan.name, split)).absolute()
@@ -70,9 +70,9 @@ def make_split(
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file of documents to label or grade, one row per document: ids of documents in the run's
-    shards (`sample`: use only so many of them), or, with `is_text`, JSON lines with a text. The
-    default of `id_field` is `doc_id`, else `id`."""
+    """A file of documents to label or grade, one row per document. A row is the id of a document in
+    the run's shards (`sample`: number of rows to use) or, with `is_text`, a JSON object with a
+    text. The default of `id_field` is `doc_id`, else `id`."""
 
     path: Path
     is_text: bool
@@ -98,7 +98,7 @@ def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
 
 
 def label_file(run: Run, file: InputFile, out: Path) -> Result:
-    """Label the documents of a file into `out` with the run's oracle; raises as
+    """Label the documents of a file into `out` with the run's oracle; raises the errors of
     `Labelling.label`."""
     from nmoe_core.labels.jobs import labelling_of
 
@@ -108,7 +108,8 @@ def label_file(run: Run, file: InputFile, out: Path) -> Result:
 
 
 def grade_file(run: Run, file: InputFile, out: Path) -> Result:
-    """Grade the documents of a file into `out`; raises as `load_grader` and `grade_documents`."""
+    """Grade the documents of a file into `out`; raises the errors of `load_grader` and
+    `grade_documents`."""
     from nmoe_core.labels.slices import read_slice
     from nmoe_core.quality.grading.grade import grade_documents
     from nmoe_core.quality.grading.inputs import docid_input, text_input
@@ -142,7 +143,7 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
 
 def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Index the curated shards of sources (default: all) for `nmoe seen`; return facts per source.
-    Raises ConfigError without the extra `seen`, and as `index_shard`."""
+    Raises ConfigError if the extra `seen` is not installed, and the errors of `index_shard`."""
     from nmoe_core.audit.seen.suffixes import load_sorter
 
     load_sorter()

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 
 def fit_topics(run: Run, sources: Sequence[str]) -> Result:
-    """Fit the topic model over all sources; a current one is kept.
+    """Fit the topic model over all sources; a current model is kept.
 
-    Unless stability is `replan`, curated orders depend on the model, so it is kept even after
-    documents were added.
+    Unless stability is `replan`, curated orders depend on the model, so the model is kept even
+    after documents were added.
     """
     from nmoe_core.curate.topics.assign import fit_topic_model
     from nmoe_core.curate.topics.model import load_topic_model
@@ -44,7 +44,7 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     table = run.config.curation
     embeddings = embedding_table(run)
     if table.stability != "replan" and run.tree.topic_model.is_file():
-        # A new model would reorder old documents, so a stable order keeps its model.
+        # A new model would reorder old documents, so with a stable order the model is kept.
         result = open_topics(run, sources)
     else:
         result = fit_topic_model(run.tree, sources, embeddings, topic_settings(run))
@@ -125,10 +125,10 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
 
 
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:
-    """Write `mixture/loader_plan.json`, with the run's remixes, unless it is current. Raises as
-    `with_remixes`, as `refuse_contaminated` if the run has a limit, and PlanError if a curated
-    source has too few tokens for the flow (E-PLAN-SHORT), or the run needs more steps than the flow
-    has (E-PLAN-STEPS)."""
+    """Write `mixture/loader_plan.json`, with the run's remixes, unless it is current. Raises the
+    errors of `with_remixes`, those of `refuse_contaminated` if the run has a limit, and PlanError
+    if a curated source has too few tokens for the flow (E-PLAN-SHORT), or the run needs more steps
+    than the flow has (E-PLAN-STEPS)."""
     require_inputs(run, "plan", sources)
     tree = run.tree
     if run.config.contamination.max_share is not None:
@@ -177,7 +177,7 @@ def plan_bytes(run: Run, plan: LoaderPlan) -> bytes:
 
 
 def embedding_table(run: Run) -> EmbeddingTable:
-    """The run's embedding table, opened once per process unless its files change."""
+    """The run's embedding table, opened once per process, and again if its files change."""
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.engine.weights.weight_files import checkpoint_files
 

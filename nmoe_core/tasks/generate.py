@@ -2,10 +2,11 @@
 
 A prompt is an object with a unique `id` and `text` (a string, tokenised without special tokens) or
 `tokens` (a list of ids). All prompts are read and checked before the output is written, so the file
-is read twice. A record is appended as soon as all earlier ones are complete. The next run removes
-an incomplete last line, checks that the records belong to these prompts, and continues after them.
-The model and the settings are recorded in `<output>.made_with.json` before the first record; output
-of another model or other settings, or output without this file, is refused.
+is read twice. A record is appended as soon as all earlier records are complete. The next run
+removes an incomplete last line, checks that the records belong to these prompts, and continues
+after the last record. The model and the settings are recorded in `<output>.made_with.json` before
+the first record; output of another model or other settings, or output without this file, is
+refused.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Prompts:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The given tokenizer, else the checkpoint's, loaded on first use. Raises ConfigError if
-        there is none."""
+        there is no tokenizer."""
         if self.tokenizer_name is not None:
             return load_tokenizer(TokenizerSettings(self.tokenizer_name, needs_eos=False))
         from nmoe_core.engine.weights.checkpoint import open_checkpoint
@@ -104,7 +105,7 @@ class Prompts:
                 yield self._prompt(place, line.payload)
 
     def require_file(self) -> None:
-        """Refuse a file that is missing or, like a pipe, can be read only once
+        """Raise SourceError if the file is missing or, like a pipe, can be read only once
         (E-SOURCE-MISSING)."""
         if not self.path.is_file():
             raise SourceError(
@@ -245,8 +246,8 @@ def _in_order(
 
 
 def _resume(log: AppendLog, made_with: Fingerprints, prompts: Prompts) -> int:
-    """Remove an incomplete last line, and count the records, which must belong to the first
-    prompts."""
+    """Remove an incomplete last line, check that the records belong to the first prompts, and count
+    them."""
     path = log.path.with_name(f"{log.path.name}.made_with.json")
     num_records = 0
     for prompt, line in zip(prompts, log.lines()):
@@ -288,6 +289,6 @@ def _mixed(path: Path, found: str, expected: str) -> ConfigError:
         where=path,
         found=found,
         expected=expected,
-        do="write to another file, or delete this one",
+        do="write to another file, or delete this file",
         code="E-CONFIG-MIXED",
     )

@@ -1,4 +1,4 @@
-"""Tasks of HYDRA, from labels to scores. torch is imported when one of them runs."""
+"""Tasks of HYDRA, from labels to scores. torch is imported when a task runs."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def label_slices(
 ) -> dict[str, Result]:
     """Label slices (named `train-00` and so on, by default all) with the run's oracle.
 
-    `is_whole_budget`: `max_cost` limits the remaining cost of all slices, not only of these. Raises
-    as `Labelling.label`, and ConfigError for an unknown slice.
+    `is_whole_budget`: `max_cost` limits the remaining cost of all slices, not only of the named
+    slices. Raises as `Labelling.label`, and ConfigError for an unknown slice.
     """
     from nmoe_core.labels.jobs import labelling_of
 
@@ -96,13 +96,13 @@ def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 
 
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
-    """Train the probe or the judge, and the student for comparison; current ones are kept.
-    `labels`: see `train_student`."""
+    """Train the probe or the judge, and the student for comparison; heads and students that are
+    current are kept. `labels`: see `train_student`."""
     from nmoe_core.quality.heads.head_files import read_header
     from nmoe_core.quality.heads.train import HeadTraining
     from nmoe_core.report.plots import loss_plot, png_markdown
 
-    if run.has_file:  # the flags of a run without a file may omit the tokenizer
+    if run.has_file:  # if a run has only flags and no file, the flags may omit the tokenizer
         train_student(run, labels)
     require_inputs(run, "heads")
     paths = _label_paths(run, labels)
@@ -124,7 +124,7 @@ def import_head(run: Run, path: Path) -> Result:
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     """Fit weights and thresholds on the grader's scores of val documents; test documents are only
-    used for reports. `labels`: see `train_student`. Raises as `require_grader`."""
+    used for reports. `labels`: see `train_student`. Raises the errors of `require_grader`."""
     require_grader(run)
     require_inputs(run, "calibration")
     from nmoe_core.quality.calibration.calibrate import calibrate
@@ -167,8 +167,8 @@ def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
 
 
 def load_grader(run: Run) -> Grader:
-    """The run's scorer with its fitted thresholds; raises as `require_grader`, `load_calibration`,
-    `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
+    """The run's scorer with its fitted thresholds; raises the errors of `require_grader`,
+    `load_calibration`, `load_scorer`, `load_student_scorer` and `Grader.fitted`."""
     from nmoe_core.quality.calibration.summary_file import load_calibration
     from nmoe_core.quality.grading.grade import Grader
     from nmoe_core.quality.grading.languages import shard_languages
@@ -190,7 +190,7 @@ def load_grader(run: Run) -> Grader:
 
 
 def ids_for_grader(run: Run, kind: GraderKind) -> ModelIds | None:
-    """`ids_for_model`, but None for the student, which reads the ids of shards."""
+    """The result of `ids_for_model`; None for the student, which reads the token ids of shards."""
     return None if kind == "student" else ids_for_model(run)
 
 
@@ -234,7 +234,8 @@ def load_scorer(run: Run, *, with_student: bool = False) -> HeadScorer:
     """The run's backbone and heads, loaded once per process; raises as `load_checkpoint` and
     `load_heads`. A file is hashed again only if its size, inode or times changed.
 
-    `with_student`: the run's student scores first, if it was fitted on the labels of the heads.
+    `with_student`: if the run's student was fitted on the labels of the heads, it scores before the
+    heads.
     """
     scorer = _load_heads(run)
     if not with_student or not run.tree.student.is_file():
@@ -303,8 +304,8 @@ def student_corpus(run: Run, max_tokens: int) -> Corpus:
 
 
 def head_corpus(run: Run) -> Corpus:
-    """The directory of the documents and their EOS id. A run without a file names no tokenizer, so
-    its EOS is read from the shards."""
+    """The directory of the documents and their EOS id. A run that has only flags and no file names
+    no tokenizer, so the EOS id is read from the shards."""
     from nmoe_core.quality.heads.scores import Corpus
 
     data = run.tree.data

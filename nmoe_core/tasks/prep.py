@@ -22,8 +22,8 @@ from nmoe_core.sources.open import open_reader, open_source
 
 
 class ShardsResult(NamedTuple):
-    """Result of one pass over a source: results by shard, facts of the pass, and the data version
-    that it read."""
+    """Result of one pass over a source: results by shard, facts of the pass, and the version of the
+    data that the pass read."""
 
     shards: dict[int, Result]
     facts: dict[str, int]
@@ -109,10 +109,10 @@ def source_mark(run: Run, source: SourcePlan) -> str:
     """A digest of the file listing of a source and its validation split; it changes if the input
     may have changed.
 
-    It reads only listings, so it can be called every few minutes. Local files are compared by name,
-    size and time of change: if only a time changed, prep finds the same bytes and does no work.
-    Remote files and hub datasets are compared by the version or ETag of their store. Raises
-    SourceError if they cannot be listed.
+    Reads only listings, so it can be called every few minutes. Local files are compared by name,
+    size and time of change. If only a time changed, the digest changes, but prep finds the same
+    bytes and does no work. Remote files and hub datasets are compared by the version or ETag of
+    their store. Raises SourceError if the files cannot be listed.
     """
     splits = ("train", "valid") if source.has_valid else ("train",)
     return sha256_json([_listing(run, source, split) for split in splits])

@@ -1,8 +1,8 @@
 """Preview of a run: the outputs that it would make, with reasons, and the resulting changes.
 
-It writes no file. The graph tells which outputs are not current; changes that follow from existing
-scores are computed in memory. If models have to run, a sample of documents is graded to estimate
-the rate of flips, with its interval, and the time.
+The preview writes no file. The graph decides which outputs are not current; changes that follow
+from existing scores are computed in memory. If models have to run, a sample of documents is graded
+to estimate the rate of flips, with its interval, and the time.
 """
 
 import math
@@ -43,8 +43,8 @@ class StaleShard:
 class RegradePlan:
     """All stale shards, and the changes from grading them.
 
-    `may_flip`: least and most flips among documents with a decision; `seconds`: None if the speed
-    was not measured; `problem`: why documents cannot be graded yet.
+    `may_flip`: lower and upper bound of the number of flips among documents with a decision;
+    `seconds`: None if the speed was not measured; `problem`: why documents cannot be graded yet.
     """
 
     shards: list[StaleShard]
@@ -108,7 +108,7 @@ class RunPlan:
 
 
 def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int = 0) -> RunPlan:
-    """Preview the run; for `sample_documents` see `plan_regrade`. Raises as
+    """Preview the run; for `sample_documents` see `plan_regrade`. Raises the errors of
     `require_selectable`."""
     require_selectable(run)
     graph = walk(run, sources)
@@ -231,8 +231,8 @@ def _reasons(state: State) -> tuple[str, ...]:
 
 
 def _known_seconds(run: Run, documents: int) -> float | None:
-    """Estimated seconds of grading, by the speed that calibration measured on this machine; None
-    without a measurement."""
+    """Estimated seconds of grading, from the speed that calibration measured on this machine; None
+    if no speed was measured."""
     path = run.tree.calibration_cost
     if not path.is_file() or not run.tree.calibration_summary.is_file():
         return None
@@ -256,7 +256,8 @@ def _split_state(graph: Graph, source: SourcePlan, split: str) -> SplitState:
 
 
 def _stale_curated(graph: Graph, source: str) -> dict[str, str]:
-    """Reasons to curate shards again, by shard, from the current inputs alone."""
+    """The reasons to curate shards again, by shard, under the current inputs (before inputs are
+    made again)."""
     stale: dict[str, str] = {}
     for state in graph.of(f"{source}/curated"):
         if state.changes or state.status == "missing":
@@ -284,7 +285,8 @@ def _size_bytes(graph: Graph, outputs: Sequence[State]) -> int:
 def _graded_sample(
     run: Run, shards: Sequence[StaleShard], count: int
 ) -> tuple[list[tuple[str | None, str]], float]:
-    """(old decision, new decision) of documents spread over the shards, and the seconds."""
+    """The pairs (old decision, new decision) of sampled documents, spread over the shards, and the
+    seconds that grading took."""
     from nmoe_core.quality.grading.inputs import docid_input
     from nmoe_core.shards.documents import document_ids
     from nmoe_core.tasks.hydra import ids_for_grader, load_grader

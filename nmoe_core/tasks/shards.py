@@ -1,5 +1,5 @@
-"""Runs a task over many shards in parallel; results are in order, and the other shards continue if
-one fails.
+"""Runs a task over many shards in parallel; results are in order, and if a shard fails, the other
+shards continue.
 
 The worker commits the output of the shard, under the lock of the shard, so every worker needs
 access to the run's root.
@@ -44,7 +44,7 @@ def each_shard(
     run: Run, task: ShardTask, source: str, keys: Iterable[str], *, picture: bool = True
 ) -> Iterator[Attempt]:
     """Run a task over the numbered shards of a source. Errors of the task are returned in the
-    attempts. Raises as `map_shards`, and for `grade` as `require_selectable`."""
+    attempts. Raises the errors of `map_shards`, and for `grade` those of `require_selectable`."""
     if task == "grade":
         require_selectable(run)
     require_inputs(run, task.partition("/")[0], [source])
@@ -64,7 +64,7 @@ def _metered(
 
 
 def require_startable(run: Run) -> None:
-    """Check a run before its first task; raises as `require_checkpoints` and
+    """Check a run before its first task; raises the errors of `require_checkpoints` and
     `require_selectable`."""
     require_checkpoints(run)
     require_selectable(run)
@@ -72,7 +72,7 @@ def require_startable(run: Run) -> None:
 
 def require_selectable(run: Run) -> None:
     """Raise ConfigError if `[curation] where` names a column that no task makes, or is not an
-    allowed expression (E-SELECT-...). Called before the first paid label."""
+    allowed expression (E-SELECT-...). Called before the oracle is paid for the first label."""
     if run.config.curation.where is not None:  # this import needs the extra `attributes`
         from nmoe_core.tasks.selection.expression import open_planned
 
@@ -146,8 +146,8 @@ def chosen_sources(run: Run, names: Sequence[str] | None = None) -> list[str]:
 
 
 def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
-    """Make the result of one key; catches only errors of this project and of the operating
-    system."""
+    """Make the result of one key; catches only errors that this project or the operating system
+    raises."""
     started = time.perf_counter()
     cpu_started = time.process_time()
     result = None

@@ -1,1 +1,2 @@
-"""`nmoe ablate`: trains small decoders on selected and other text, and compares their losses."""
+"""`nmoe ablate`: trains small decoders on kept, dropped and random text, and compares their
+losses."""

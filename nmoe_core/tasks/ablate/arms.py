@@ -1,10 +1,11 @@
-"""The texts of an ablation: three arms with equal tokens, and evaluation texts unseen by graders.
+"""The texts of an ablation: three arms with equal tokens, and evaluation texts that no grader was
+fitted on.
 
 All arms take the same number of tokens from each source, so a difference between arms is not an
-effect of sources. Graders have not seen an evaluation document: neither it nor an exact or near
-copy of it has a label in `train` or `val`, on which graders are fitted, chosen and calibrated. Arms
-exclude evaluation documents and their near copies. Copies are detected by the first 512 tokens.
-Memory: the lengths of all documents, 512 tokens of each, and the drawn texts.
+effect of sources. Evaluation documents are new to the graders: no evaluation document, and no exact
+or near copy of one, has a label in `train` or `val`, on which graders are fitted, chosen and
+calibrated. Arms exclude evaluation documents and their near copies. Copies are detected by the
+first 512 tokens. Memory: the lengths of all documents, 512 tokens of each, and the drawn texts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Documents:
     files: list[ShardFile]
     kept: np.ndarray  # bool [N]
     lengths: np.ndarray  # int64 [N], limit of the tokens that an arm takes
-    labelled: np.ndarray  # bool [N]: its text has a label in train or val
+    labelled: np.ndarray  # bool [N]: whether a document's text has a label in train or val
 
     def tokens(self, number: int, limit: int = MAX_TOKENS) -> np.ndarray:
         """The first tokens of document `i`, without EOS."""
@@ -62,7 +63,8 @@ class Texts:
 
     Attributes:
         evaluation: Texts of each set by its name: `kept`, `all`, and `own` if given.
-        left_out: Texts of `own` excluded because a grader saw them.
+        left_out: Number of texts of `own` that are excluded because a grader was fitted, chosen or
+            calibrated on them.
 
     Raises:
         CurationError: A set has fewer than ten documents unseen by graders (E-CURATION-ABLATE).
@@ -92,7 +94,7 @@ class Texts:
         for name, texts in self.evaluation.items():
             if len(texts) < 10:
                 raise CurationError(
-                    "too few documents unseen by graders",
+                    "too few documents that no grader was fitted on",
                     where=own if name == "own" else run.path,
                     found=f"{len(texts)} for the evaluation set {name}",
                     expected="at least 10",
@@ -125,7 +127,8 @@ class Texts:
         )
 
     def _evaluation(self, name: str, count: int) -> list[bytes]:
-        """Documents of an evaluation set: the same number from each source that has enough."""
+        """Documents of an evaluation set: the same number from each source that has enough
+        documents."""
         found: list[bytes] = []
         share = -(-count // len(self._sources))
         for source, one in self._sources.items():
@@ -169,7 +172,7 @@ class Texts:
         return np.flatnonzero(free & wanted)
 
     def _quotas(self, num_tokens: int) -> dict[str, int]:
-        """Tokens per source: equal, except for sources with fewer tokens in an arm."""
+        """Tokens per source: equal, except for sources that have fewer tokens for an arm."""
         has = {
             name: min(int(one.lengths[self._numbers(arm, name)].sum()) for arm in ARMS)
             for name, one in self._sources.items()

@@ -57,7 +57,7 @@ class Decoder(nn.Module):
 
     def losses(self, windows: torch.Tensor) -> torch.Tensor:
         """Loss in nats of each byte after the first: `[batch, time]` of int64 `[batch, time + 1]`;
-        0 for padding, which is a target below 0."""
+        0 for padding; a target below 0 means padding."""
         inputs = windows[:, :-1].clamp_min(0)
         targets = windows[:, 1:]
         x = self.embed(inputs) + self.place.weight[: inputs.shape[1]]
@@ -80,7 +80,7 @@ def windows_of(texts: Sequence[bytes]) -> np.ndarray:
 
 def train(windows: np.ndarray, seed: int, step_done: Callable[[], None]) -> Decoder:
     """Train a decoder for one epoch of complete batches. Initialisation and order depend only on
-    the seed and the number of windows, so the results of arms are paired."""
+    the seed and the number of windows, so the results of the arms can be compared in pairs."""
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decoder()

@@ -28,17 +28,18 @@ _SETS = {"kept": "kept text", "all": "text of all documents", "own": "your own t
 class Settings:
     """The size of an ablation."""
 
-    tokens: int = 100_000  # per arm, counted by the run's tokenizer
+    tokens: int = 100_000  # tokens per arm, counted with the run's tokenizer
     seeds: int = 3
     documents: int = 150  # per evaluation set
-    own: Path | None = None  # JSONL file with one more evaluation set
+    own: Path | None = None  # JSONL file with an additional evaluation set
 
 
 def ablate(run: Run, settings: Settings) -> dict[str, Any]:
     """Train a decoder per arm and seed, evaluate each, and commit `ablation.json` in the root.
 
-    Returns the content of the file. Raises as `Texts` and `Texts.arms`, and CurationError if an arm
-    is too short to train on (E-CURATION-ABLATE), before writing.
+    Returns the content of the file. Raises the errors of `Texts` and `Texts.arms`, and
+    CurationError if an arm is too short to train on (E-CURATION-ABLATE); after an error, no file is
+    written.
     """
     texts = Texts(run, settings.documents, settings.own)
     seeds = [run.loader.seed + k for k in range(settings.seeds)]

@@ -1,8 +1,8 @@
 """Checks of each output of a run: functions that read committed files and return verdicts.
 
 A verdict says whether the files are correct and, in one sentence, what was found. Checks do not
-write or repair files. `LEVELS` has the severity of each failed check; `[checks]` of the run can
-change it. `block` is for failures that would pass wrong data to later assets.
+write or repair files. `LEVELS` has the level of each check, which `[checks]` of the run can change.
+The level `block` is for failures that would pass wrong data to later assets.
 """
 
 from nmoe_core.tasks.checks.attributes import ATTRIBUTE_CHECKS as ATTRIBUTE_CHECKS

@@ -69,7 +69,7 @@ def _ranges(run: Run, name: str, shards: list[ShardPaths]) -> Verdict:
         for column, values in numbers(read_attribute(shard.attribute(name))).items():
             label = f"{name}.{column}"
             low, high = given.get(label) or _range(name, column)
-            outside = values[~((values >= low) & (values <= high))]  # NaN is outside too
+            outside = values[~((values >= low) & (values <= high))]  # NaN also counts as outside
             count += len(values)
             left.discard(label)
             if len(outside):

@@ -71,7 +71,8 @@ def _contaminated(run: Run, source: str) -> Contaminated:
         digests = (digest for file in curated for _, digest in file.ids())
         for length, digest in zip(lengths.tolist(), digests, strict=True):
             tokens += length
-            # A document that training has read stays in the curated shard after its source lost it.
+            # A document that training has read stays in the curated shard after the source has lost
+            # the document.
             share, name = rows.get(digest, (0.0, None))
             if name is not None:
                 inside = inside + share * length

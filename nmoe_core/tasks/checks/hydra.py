@@ -107,8 +107,8 @@ def check_labels(run: Run) -> Verdicts:
 def check_head(run: Run, kind: str) -> Verdicts:
     """`promotion`: enough held-out documents, finite states, and a lower 95 % bound of the rank
     correlation with the oracle above `min_spearman`. `baselines`: this bound is above the
-    correlations of source alone, length alone and (if measured) the student, and each dimension is
-    predicted better than by its mean."""
+    correlations that source alone, length alone and (if measured) the student reach, and the head
+    predicts each dimension better than the dimension's mean does."""
     from nmoe_core.quality.heads.head_files import read_header
 
     path = run.tree.probe if kind == "probe" else run.tree.judge
@@ -136,7 +136,8 @@ def check_head(run: Run, kind: str) -> Verdicts:
     found = f"lower bound {low:.3f}; source alone {blind['source']:.3f}, "
     found += f"length alone {blind['length']:.3f}"
     alone = {f"{name}_only": value for name, value in blind.items()}
-    if (student := metrics.get("spearman_student")) is not None:  # older heads have none
+    # cards of older heads have no such figure
+    if (student := metrics.get("spearman_student")) is not None:
         blind["student"] = alone["student"] = student
         found += f", a student without a backbone {student:.3f}"
     found += f"; no better than the mean: {', '.join(worse)}" if worse else ""
@@ -149,7 +150,7 @@ def check_head(run: Run, kind: str) -> Verdicts:
 @refusal_fails("thresholds", "false_drops", "calibrated_keep_rate")
 def check_calibration(run: Run) -> Verdicts:
     """`thresholds` are in order, `false_drops` are proved to be below their bound, and
-    `calibrated_keep_rate`, on held-out documents, is its target within sampling error."""
+    `calibrated_keep_rate` on held-out documents equals its target within sampling error."""
     from nmoe_core.labels.agreement import Z95
     from nmoe_core.quality.calibration.summary_file import read_calibration
 
@@ -192,7 +193,7 @@ def check_calibration(run: Run) -> Verdicts:
 
 def _false_drops(summary: dict[str, Any]) -> Verdict:
     """Whether the fitting half proves the bound and the other half does not refute it. Older
-    summaries have no certificate, so there the other half must prove the bound."""
+    summaries have no certificate; for these, the other half must prove the bound."""
     from nmoe_core.labels.agreement import lower_bound, upper_bound
 
     if "max_false_drop" not in summary:
@@ -218,8 +219,8 @@ def grade_checks(run: Run) -> tuple[str, ...]:
 
 def check_grades(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     """The checks of `grade_checks`. `counts`: every document of the current shard has one decision.
-    `keep_rate`: the share kept is in its interval. `score_drift`: the distribution of scores is
-    close to the distribution on the source's val documents."""
+    `keep_rate`: the share kept is in the interval that calibration gives. `score_drift`: the
+    distribution of scores is close to the distribution on the source's val documents."""
     from nmoe_core.quality.calibration.graded import read_graded
 
     wrong = []

@@ -119,8 +119,8 @@ def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
 
 def check_curated(run: Run, source: str) -> Verdicts:
     """The four checks of a source's curated shards. `permutation` reads every token; the others
-    read the summary that `combine` wrote. An order passes if it meets the limits or is as good as a
-    shuffle of its documents, since with few documents the limits may be out of reach."""
+    read the summary that `combine` wrote. An order passes if it meets the limits, or if it is as
+    good as a shuffle of the same documents: with few documents, no order may meet the limits."""
     from nmoe_core.curate.settings import curate_settings
 
     recorded = read_summary(run.tree.curation(source))
@@ -197,7 +197,8 @@ def _digests(run: Run) -> Verdicts:
 
 
 def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
-    """Compare the share kept of all documents with the share kept in calibration's sample."""
+    """Compare the share of all documents that are kept with the share that calibration kept of its
+    sample."""
     from nmoe_core.quality.calibration.graded import read_grading_summary
     from nmoe_core.quality.calibration.summary_file import read_calibration
 

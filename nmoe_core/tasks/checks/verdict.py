@@ -1,4 +1,4 @@
-"""Verdict of a check, and its severity."""
+"""The verdict of a check, and the level of a failure."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.config.run import Run
 
 Level = Literal["block", "error", "warn"]
-# Each check: its default severity, and the meaning of passing.
+# Each check with its default level and the meaning of passing.
 _CHECKS: dict[str, tuple[Level, str]] = {
     "integrity": ("block", "Shards of this run are intact: checksums, index, every token."),
     "checksums": ("block", "Every file has the SHA-256 that the manifest records."),
@@ -69,7 +69,7 @@ P = ParamSpec("P")
 
 
 def level_of(run: Run, name: str) -> Level:
-    """Severity of a failed check in this run. Raises ConfigError if `[checks] levels` names an
+    """The level of a failed check in this run. Raises ConfigError if `[checks] levels` names an
     unknown check."""
     levels = run.config.checks.levels
     if unknown := ", ".join(sorted(levels.keys() - LEVELS.keys())):
@@ -102,7 +102,7 @@ def sampling_margin(run: Run, share: float, count: int) -> float:
 
 
 def share_within(value: float, low: float, high: float) -> Verdict:
-    """Whether a share kept is in an interval."""
+    """The verdict of a check that a kept share is in an interval."""
     low = max(low, 0.0)
     high = min(high, 1.0)
     found = f"{value:.4f} kept, allowed {low:.4f} to {high:.4f}"

@@ -1,4 +1,5 @@
-"""Examines the outputs made from graded documents: topics, selection, curated shards, plan."""
+"""Compares recorded and current inputs of the outputs made from graded documents: topics,
+selection, curated shards, plan."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from nmoe_core.tasks.graph.prepared import manifest_look
 
 
 def topic_model(run: Run, sources: list[str]) -> Look:
-    """The recorded and current inputs of the topic model. A model is kept unchanged if curated
-    orders depend on it."""
+    """The recorded and current inputs of the topic model. If curated orders depend on the model, it
+    is kept unchanged."""
     from nmoe_core.curate.topics.assign import topic_fingerprints
     from nmoe_core.curate.topics.model import load_topic_model
 
@@ -36,12 +37,13 @@ def topic_model(run: Run, sources: list[str]) -> Look:
     return Look(then, now, old, new, inputs)
 
 
-_PLAN_DATA = ("stages", "valid", "plan_hash", "root")  # fields that are computed from manifests
+# fields of the plan that are computed from manifests
+_PLAN_DATA = ("stages", "valid", "plan_hash", "root")
 
 
 class CurationLooks:
-    """Finds the inputs of topics, selection and curated shards; reads inputs that shards share
-    once."""
+    """Finds the inputs of topics, selection and curated shards; inputs that several shards share
+    are read once."""
 
     def __init__(self, run: Run, sources: list[str]) -> None:
         self._run = run
@@ -88,8 +90,8 @@ class CurationLooks:
         return Look(then, now, old, new, inputs)
 
     def curated(self, shard: ShardPaths) -> Look:
-        """The recorded and current inputs of a curated shard. Call it in the order of shards: the
-        start of a shard depends on earlier shards."""
+        """The recorded and current inputs of a curated shard. Call it in the order of shards: a
+        shard's offset depends on the shards before it."""
         from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
 
         wanted = curate_settings(self._run, shard.source)
@@ -105,7 +107,7 @@ class CurationLooks:
         except NmoeError:
             if then is None or not changed_settings(old, new):
                 raise
-            # The inputs of this shard were also made with other settings.
+            # The inputs of this shard were made with other settings too.
             return Look(then, then | {"settings": "others"}, old, new)
         reasons = inputs.stale()
         if reasons and wanted.resume_from_token:

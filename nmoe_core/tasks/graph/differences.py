@@ -45,7 +45,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= _MAX_CHARS else f"{text[: _MAX_CHARS - 3]}..."
 
 
-UNKNOWN = object()  # a value that an output does not record
+UNKNOWN = object()  # stands for a value that an output does not record
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Look:
         now: The current fingerprints.
         settings_then: The recorded settings, by the keys of the configuration.
         settings_now: The current settings.
-        inputs: Fingerprint name -> key of the input that it digests.
-        named: Fingerprint name -> key of the setting that it is the value or digest of.
-        damage: The problem of the files; empty if they are good.
+        inputs: Name of a fingerprint -> key of the input whose digest it is.
+        named: Name of a fingerprint -> key of the setting whose value or digest it is.
+        damage: What is wrong with the files; empty if they are undamaged.
     """
 
     then: Fingerprints | None

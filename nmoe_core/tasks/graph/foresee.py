@@ -1,7 +1,7 @@
 """Computes in memory the changes that a run would make: flipped decisions, and token counts.
 
 Uses the existing scores. If a model has to run first (new heads, new text, documents that only the
-judge can decide), the figures are marked as open.
+judge can decide), the figures are marked as open (not known yet).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Foreseen:
     Attributes:
         shards: Flips in each shard that will be graded, by (source, partition).
         flips: Some flipped decisions: document id, decision now, decision after the run.
-        tokens: Curated tokens per source, now and after the run; None if open.
-        problem: Why decisions cannot be computed; empty if they can.
+        tokens: Curated tokens per source, now and after the run; None if not known yet. problem:
+            Why decisions cannot be computed; empty if they can be computed.
     """
 
     shards: dict[tuple[str, str], ShardFlips] = field(default_factory=dict)
@@ -69,7 +69,7 @@ def foresee(graph: Graph, sources: list[str]) -> Foreseen:
 
 
 def _grades_then(graph: Graph) -> GradeLooks | None:
-    """Finds the inputs of scores as they will be; None if labels or heads will still change."""
+    """The inputs that scores will have; None if labels or heads will still change."""
     (state,) = graph.of("hydra/calibration")
     if state.is_current:
         return graph.grades

@@ -1,4 +1,5 @@
-"""Examines the outputs made with models: backbone, labels, student, heads, thresholds and scores.
+"""Compares recorded and current inputs of the outputs made with models: backbone, labels, student,
+heads, thresholds and scores.
 
 Loads no model: backbone and heads are identified by the digests of their files.
 """
@@ -32,8 +33,8 @@ _LABELS = ("labels_train", "labels_val", "labels_test", "labels")
 
 
 def backbone(run: Run) -> Look:
-    """The recorded and current inputs of the checkpoint: a tiny checkpoint can be made again, any
-    other must exist."""
+    """The recorded and current inputs of the checkpoint: a tiny checkpoint can be made again; any
+    other checkpoint must exist."""
     from nmoe_core.engine.weights.weight_files import read_checkpoint_json
     from nmoe_core.tasks.backbone import tiny_recipe
 
@@ -92,7 +93,7 @@ class Described(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """All arguments of `refit` after the directory."""
+    """The arguments of `refit`, except the directory."""
 
     labels: Labels
     targets: Targets
@@ -102,14 +103,16 @@ class _Fit(NamedTuple):
 
 
 class ModelLooks:
-    """Finds the inputs of outputs from labels and backbone; reads label files and digests once."""
+    """Finds the inputs of the outputs that labels and backbone determine; reads label files and
+    digests once."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     @cached_property
     def labelled(self) -> Labelled:
-        """The merged labels. Raises as `Labelled`, and FormatError if they need merging again."""
+        """The merged labels. Raises the errors of `Labelled`, and FormatError if
+        labels must be merged again."""
         from nmoe_core.labels.label_files import is_merged
         from nmoe_core.quality.heads.labelled import Labelled
         from nmoe_core.tasks.hydra import labelled_splits
@@ -154,7 +157,8 @@ class ModelLooks:
         tree = self.run.tree
         header, damage = _header(tree.probe if kind == "probe" else tree.judge)
         paths = {split: tree.merged_labels(split) for split in labelled_splits(run)}
-        assert self.labelled  # raises unless the labels are merged and enough
+        # raises an error unless the labels are merged and there are enough labels
+        assert self.labelled
         # No training happens here, so only the fields of `Described` are read.
         model = cast("Transformer", self.described)
         training = HeadTraining(kind, paths, head_corpus(run), model, tree.heads, run.config.heads)
@@ -198,7 +202,7 @@ class ModelLooks:
         inputs |= {"judge": "hydra/judge_head", "languages": "attributes/language"}
         inputs["student"] = "hydra/student"
         asked = run.config.grading.grader
-        # A change of a grader that is not used does not count.
+        # A change of a grader that calibration does not use does not count.
         if old.get("grading.grader", asked) != asked:
             for name in ("backbone", "probe", "judge", "student"):
                 del inputs[name]
@@ -208,7 +212,7 @@ class ModelLooks:
 
     def refitted(self) -> Calibration | None:
         """The calibration for the current targets, from the scores that the previous calibration
-        stored; None if it stored none. Writes no file. Raises as `calibrate`."""
+        stored; None if it stored no scores. Writes no file. Raises as `calibrate`."""
         from nmoe_core.base.atomic import json_bytes
         from nmoe_core.quality.calibration.calibrate import refit
         from nmoe_core.quality.calibration.summary_file import calibration_of
@@ -222,7 +226,7 @@ class ModelLooks:
         return calibration_of(made, tree.calibration_summary, digest)
 
     def _graders(self) -> Iterator[tuple[Fingerprints, int]]:
-        """The fingerprints and tokens of each grader that calibration chooses from."""
+        """The fingerprints and the kind of tokens of each grader that calibration chooses from."""
         from nmoe_core.quality.heads.head_files import read_header
         from nmoe_core.tasks.hydra import head_corpus
 
@@ -340,7 +344,8 @@ def _head_look(
 
 
 def _header(path: Path) -> tuple[Mapping[str, Any] | None, str]:
-    """The header of a head file (None without a file), and its damage."""
+    """The header of a head file, and what is wrong with the file; the header is None if the file is
+    missing."""
     from nmoe_core.quality.heads.head_files import read_head
 
     if not path.is_file():

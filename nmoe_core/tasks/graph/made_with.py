@@ -1,6 +1,7 @@
 """Reads the settings that outputs record, by the keys of the configuration; empty if missing.
 
-Files of earlier versions record fewer settings; a setting that is not recorded is left out.
+Files of earlier versions record fewer settings; a setting that is not recorded is missing from the
+result.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _TOPIC_KEYS = {
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A JSON file of a task; empty if missing or damaged, since other looks report that."""
+    """A JSON file of a task; empty if the file is missing or damaged, which another part of the
+    graph reports."""
     try:
         return read_json_object(path) if path.is_file() else {}
     except FormatError:
@@ -69,8 +71,8 @@ def student(header: Settings) -> Settings:
 
 
 def head(header: Settings, kind: Literal["probe", "judge"], *, has_tap: bool) -> Settings:
-    """Settings that the probe or the judge records. `has_tap`: the run names the block that it
-    reads."""
+    """Settings that the probe or the judge records. `has_tap`: whether the run names the block that
+    the head reads."""
     made = _trained(header) | _named(header, {"max_ctx": "heads.max_ctx"})
     for name, value in (header.get("settings") or {}).items():
         made["heads.seed" if name == "seed" else f"heads.{kind}.{name}"] = value

@@ -1,4 +1,5 @@
-"""Examines the outputs made from sources: shards, manifests, slices and attributes."""
+"""Compares recorded and current inputs of the outputs made from sources: shards, manifests, slices
+and attributes."""
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.attributes import CODES
@@ -74,8 +75,8 @@ def prefix(split: str) -> str:
 
 
 def manifest_look(path, content_hash: str, made_of: str) -> Look:
-    """The recorded and current inputs of a manifest made from others, by the hash of its
-    content."""
+    """The recorded and current inputs of a manifest that combines other manifests, by their content
+    hashes."""
     then = None
     if path.is_file():
         try:

@@ -1,4 +1,4 @@
-"""The file that records each output; if it is missing, the output is made again."""
+"""The file that records each output; an output without this file is made again."""
 
 from pathlib import Path
 
@@ -57,8 +57,8 @@ def forget(run: Run, outputs: list[str]) -> list[Path]:
         outputs: Keys as shown in a plan, optionally with a partition: `web/shards:0003`.
 
     Raises:
-        ConfigError: The run does not have one of these outputs (E-CONFIG-OUTPUT); then no file is
-            removed.
+        ConfigError: The run does not have one of these outputs (E-CONFIG-OUTPUT); no file is
+            removed in this case.
         LockedError: Another process is writing one of these outputs.
     """
     known = walk(run, run_sources(run)).states
@@ -72,7 +72,7 @@ def forget(run: Run, outputs: list[str]) -> list[Path]:
                 where=run.path,
                 found=output,
                 expected="a key of nmoe plan, such as web/shards:0003",
-                do="list the keys with nmoe plan --json, or look them up in the UI",
+                do="list the keys with nmoe plan --json, or find them in the UI",
                 code="E-CONFIG-OUTPUT",
             )
         places += found

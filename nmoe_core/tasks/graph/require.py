@@ -2,7 +2,7 @@
 
 Compares only the settings that the inputs record, and reads no data. Changes further upstream are
 not refused: tasks follow the content of their inputs. A topic model with other settings is not
-refused, because a new one reorders all documents: the job `curate` fits it again.
+refused, because a new topic model reorders all documents: the job `curate` fits it again.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) ->
 
 
 def require_tasks(run: Run, tasks: Iterable[str]) -> None:
-    """Refuse these tasks if one reads an input made with other settings than the run's, unless an
-    earlier one of these tasks makes the input again. Raises ConfigError as `require_inputs`."""
+    """Check the inputs of several tasks that run one after the other. An input that an earlier task
+    of these makes again is not checked. Raises the errors of `require_inputs`."""
     before: list[str] = []
     for task in tasks:
         kinds = [kind for kind in _OF_TASKS.get(task, ()) if _TASKS[kind] not in before]
@@ -128,7 +128,7 @@ def _shards(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
 def _labels(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
     table = run.config.oracle
     made_from = {"max_doc_tokens": str(table.max_doc_tokens)}
-    if table.kind == "engine":  # computing the facts of this oracle would hash its weights
+    if table.kind == "engine":  # not the oracle's facts: computing them would hash its weights
         now = made_with.asked({}, {"rubric_hash": run.rubric.hash}, made_from)
     else:
         oracle = labelling_of(run).without_key().oracle(run.rubric)

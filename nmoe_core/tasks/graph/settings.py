@@ -42,7 +42,8 @@ _WORK_OF_HTTP = {
     *("max_attempts", "max_outage_s", "max_reply_bytes", "accept_model", "input_price"),
     *("output_price", "max_cost"),
 }
-# Earlier names of keys. Digests still use them, so renamed keys make no output stale.
+# Earlier names of keys. Digests still use the earlier names, so that a renamed key makes no output
+# stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}
 # Fields of `PrepSettings` that are not keys of [prep].
 _PREP_KEYS = {"tokenizer": "tokenizer", "columns": "attributes.columns"}
@@ -111,7 +112,8 @@ def labels(run: Run) -> MadeWith:
 
 
 def student(run: Run) -> MadeWith:
-    """Settings of the student. The length of the text that it reads is a setting of the labels."""
+    """Settings of the student. How much text the student reads is not listed: it equals `[oracle]
+    max_doc_tokens`, which is a setting of the labels."""
     return MadeWith(STUDENT_CODE, {"heads.use_salvaged": run.config.heads.use_salvaged})
 
 
@@ -132,7 +134,7 @@ def calibration(run: Run) -> MadeWith:
 
 
 def grades(run: Run) -> MadeWith:
-    """Settings of scores, and of the plan of a regrade."""
+    """Settings of scores, and of the regrade plan."""
     found = _grader(run)
     if run.config.grading.grader in ("hydra", "auto"):
         found["grading.early_exit"] = run.config.grading.early_exit
@@ -140,8 +142,8 @@ def grades(run: Run) -> MadeWith:
 
 
 def _grader(run: Run) -> dict[str, Any]:
-    """The grader, and the MoE backend of its backbone; backends with the model's precision count as
-    equal."""
+    """The grader, and the MoE backend of its backbone; backends that compute in the model's
+    precision count as equal."""
     found: dict[str, Any] = {"grading.grader": run.config.grading.grader}
     if run.config.grading.grader in ("hydra", "auto"):
         found["heads.max_ctx"] = run.config.heads.max_ctx
@@ -199,7 +201,7 @@ def selection(run: Run) -> MadeWith:
 
 
 def curated_manifest(run: Run, source: str) -> MadeWith:
-    """Settings of the curated manifest, whose figures depend on the length of windows."""
+    """Settings of the curated manifest, whose figures depend on the window length."""
     found = {"prep.num_shards": run.config.prep.num_shards}
     return MadeWith(CURATE_CODE, found | {"seq_len": curate_settings(run, source).seq_len})
 

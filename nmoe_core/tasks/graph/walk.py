@@ -1,9 +1,9 @@
 """The state of every output of a run: current, stale with reasons, missing, or open.
 
 From the sources to the loader plan, it compares the recorded inputs of each output with its current
-inputs, by the same fingerprints as the task, and writes no file. An output is open if one of its
-inputs will be made again: the output is made again only if the bytes of that input change. It reads
-each summary, and changed source files, once.
+inputs, by the fingerprints that the task uses, and writes no file. An output is open if one of its
+inputs will be made again: the output is made again only if the bytes of that input change. Each
+summary and each changed source file is read once.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class State:
 
     @property
     def changes_its_bytes(self) -> bool:
-        """Whether the bytes will change, so that outputs made from this one are made again too."""
+        """Whether the output's bytes will change, so that outputs made from it are made again
+        too."""
         is_damage = all(change.kind == "files" for change in self.changes)
         has_reason = self.status == "stale" and not self.problem
         return has_reason and not (is_damage and self.changes) and _names_inputs(self.key)
@@ -86,7 +87,8 @@ class Graph:
     keys: dict[str, list[State]] = field(default_factory=dict)
 
     def of(self, key: str, partition: str = "") -> list[State]:
-        """The state of a partition; or, if the key does not have this partition, all its states."""
+        """The states of a key: of the given partition, or, if the key does not have this partition,
+        of all partitions."""
         found = self.states.get((key, partition))
         return [found] if found is not None else self.keys.get(key, [])
 
@@ -113,7 +115,7 @@ class Graph:
             found = look()
         except (NmoeError, OSError) as error:
             text = " ".join(str(error).split())
-            if key.endswith("/curated"):  # the start of a shard depends on the earlier ones
+            if key.endswith("/curated"):  # a curated shard's offset depends on the shards before it
                 before = any(not one.is_current for one in self.of(key))
                 waits_for = waits_for or (key,) * before
             made = state("open", waits_for=waits_for) if waits_for else state("stale", problem=text)
@@ -145,8 +147,8 @@ class Graph:
 
     @cached_property
     def grades(self) -> graded.GradeLooks:
-        """Inputs of scores. Raises as `GradeLooks`, and CalibrationError if there are no
-        thresholds."""
+        """Finds the inputs of scores. Raises the errors of `GradeLooks`, and
+        CalibrationError if there are no thresholds."""
         from nmoe_core.quality.calibration.summary_file import load_calibration
 
         return graded.GradeLooks(self.run, load_calibration(self.run.tree.calibration))
@@ -155,8 +157,8 @@ class Graph:
 def _state(
     state: Callable[..., State], looks: Sequence[Look], is_behind: bool, is_certain: bool
 ) -> State:
-    """The state of an output, from its looks. `is_behind`: an input is not current; `is_certain`:
-    the bytes of an input will change."""
+    """The state of an output, from its recorded and current inputs. `is_behind`: an input is not
+    current; `is_certain`: the bytes of an input will change."""
     if any(look.then is None for look in looks):
         return state("missing")
     changes = tuple(unique(change for look in looks for change in look.changes()))
@@ -184,7 +186,7 @@ def walk(run: Run, sources: Sequence[SourcePlan]) -> Graph:
 
 
 def _first(run: Run) -> list[str]:
-    """Attributes that the thresholds need, which are therefore made directly after the shards."""
+    """Attributes that the thresholds need; these are made directly after the shards."""
     return ["language"] * (run.config.calibration.target_by == "language")
 
 

@@ -1,8 +1,8 @@
 """The account of a run: how many files, records, documents and tokens reach the batches.
 
-A line is a total, an amount subtracted from the total above it (`out`) or added to it (`in`), or a
-part of it (`of`). The result must be the next total of the same unit; if not, an extra line has the
-difference.
+A line is a total, or relates to the total above it: an amount that is subtracted (`out`), added
+(`in`), or a part (`of`). The sum must equal the next total of the same unit; if not, an extra line
+shows the difference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def commit_account(run: Run, plan: LoaderPlan) -> dict[str, Any]:
     `run_account`."""
     account = run_account(run, plan)
     path = run.tree.account
-    with replacing(path):  # also removes temporary files of a killed run
+    with replacing(path):  # the lock also removes temporary files of a killed run
         if not path.is_file() or read_json_object(path) != account:
             write_json(path, account)
     return account

@@ -19,8 +19,8 @@ SIGNALS += ("top_2gram_chars", "dup_10gram_chars")
 def source_columns(
     run: Run, source: str, attribute: str, names: Sequence[str] | None = None
 ) -> dict[str, list[Any]]:
-    """Values of columns (default: all) of an attribute, from the first shards of a source, for up
-    to `MOST_ROWS` documents."""
+    """The values of an attribute's columns (default: all) for the documents in the first shards of
+    a source, up to `MOST_ROWS` documents."""
     found: dict[str, list[Any]] = {}
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         part = shard_parts(run, shard, [attribute])[attribute]

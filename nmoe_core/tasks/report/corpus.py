@@ -20,7 +20,7 @@ UNREADABLE = (NmoeError, OSError, ValueError, KeyError)
 
 
 def readable_manifest(path: Path) -> Manifest | None:
-    """A manifest, or None if it is missing or damaged, which another section reports."""
+    """A manifest; None if it is missing or damaged, which another section of the page reports."""
     try:
         return load_manifest(path)
     except UNREADABLE:
@@ -36,7 +36,7 @@ class Corpus:
 
     @classmethod
     def of(cls, run: Run) -> "Corpus":
-        """The corpus of a run; any part may still be missing."""
+        """The corpus of a run; files of the corpus may still be missing."""
         names = [source.name for source in run_sources(run)]
         made = {name: readable_manifest(run.tree.manifest(name)) for name in names}
         sizes = {name: one.total_tokens for name, one in made.items() if one is not None}
@@ -50,7 +50,7 @@ class Corpus:
 
     @property
     def drawn(self) -> list[str]:
-        """The sources in pictures; tables have all sources."""
+        """The sources that pictures show; tables show all sources."""
         return self.sources[:MOST_DRAWN]
 
     def shards(self) -> Iterator[ShardPaths]:

@@ -33,7 +33,7 @@ def topic_pictures(
     run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
 ) -> str:
     """Markdown with the topic cloud and the calibration of the number of topics for windows of
-    `seq_len` tokens; drawn from samples of the sources unless the stored ones are current."""
+    `seq_len` tokens; drawn from samples of the sources unless the stored pictures are current."""
     from nmoe_core.report.plots import png_markdown
 
     directory = run.tree.topics
@@ -47,7 +47,8 @@ def topic_pictures(
         drawn = read_json_object(path)["pictures"] if is_current(path, made_from) else None
         if drawn is None or not all((directory / name).is_file() for name in drawn):
             pngs, terms = _draw_topics(run, sources, table, model, seq_len)
-            path.unlink(missing_ok=True)  # else it would name pictures of the old model
+            # otherwise the new names would belong to pictures of the old model
+            path.unlink(missing_ok=True)
             for name, png in pngs.items():
                 write_bytes(directory / name, png)
             write_json(path, {"terms": terms, "pictures": [*pngs], "fingerprints": made_from})
@@ -57,8 +58,9 @@ def topic_pictures(
 
 
 def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
-    """Markdown with pictures of all curated shards in order: order strips with diversity and its
-    ceiling, topic shares along the order, and topics of both ends."""
+    """Markdown with pictures of all curated shards in order: strips of the documents' topics per
+    order, the window diversity with its ceiling, topic shares along the order, and the topics at
+    both ends."""
     from nmoe_core.curate import pictures
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.report.plots import kept_picture, png_markdown
@@ -78,8 +80,8 @@ def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
 
 
 def order_picture(shard: ShardPaths, seq_len: int) -> str:
-    """Markdown with a half-size picture of one curated shard: order strips with diversity and its
-    ceiling."""
+    """Markdown with a small picture of one curated shard: for each order, a strip of the documents'
+    topics, and the window diversity with its ceiling."""
     from nmoe_core.curate.pictures import order_picture as draw_orders
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.report.plots import kept_picture, png_markdown
@@ -100,7 +102,7 @@ def _arranged_from(shard: ShardPaths) -> dict[str, Any]:
 
 
 def _terms(run: Run, source: str) -> list[list[str]]:
-    """Names of the topics that a source was curated with; empty before the first picture."""
+    """Names of the topics that a source was curated with; empty if no picture was drawn yet."""
     path = run.tree.topic_terms
     first = load_manifest(run.tree.shard(source, 0).curated_manifest)
     used = first.extra["fingerprints"]["topic_model"]

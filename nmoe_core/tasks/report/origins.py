@@ -21,7 +21,7 @@ from nmoe_core.tasks.preview import TOLD, not_current, told
 from nmoe_core.tasks.report.corpus import Corpus, readable_manifest
 from nmoe_core.tasks.report.summary import head_headers
 
-HASHED_BYTES = 4_000_000_000  # above this, only sizes are compared
+HASHED_BYTES = 4_000_000_000  # if files have more bytes than this, only sizes are compared
 Cost = Sequence[Mapping[str, Any]]
 
 

@@ -28,8 +28,8 @@ class Sample(NamedTuple):
 
 def samples(run: Run, source: str, count: int) -> tuple[list[Sample], list[Sample]]:
     """Up to `count` kept and `count` dropped documents of a source, spread over the first shard
-    that has both, else over the first shard. Dropped documents are taken from each reason in
-    turn."""
+    that has kept and dropped documents; if no shard has both, over the first shard. The reasons for
+    dropping take turns."""
     shards = run.tree.shards(source, run.config.prep.num_shards)
     for shard in shards:
         codes, reasons = outcome_of(run, shard)

@@ -108,7 +108,8 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
 
 
 def _epochs(read_tokens: int, tokens: int) -> float | None:
-    """How often training reads a source's curated tokens; None without curated tokens."""
+    """How often training reads a source's curated tokens; None if the source has no curated
+    tokens."""
     return round(read_tokens / tokens, 2) if tokens else None
 
 
@@ -135,7 +136,7 @@ def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
 
 def grader_costs(run: Run) -> list[dict[str, Any]]:
     """`hours_per_million_documents` of each `grader`, measured by the last calibration that ran it;
-    empty before the first calibration."""
+    empty if no calibration ran yet."""
     path = run.tree.calibration_cost
     graders = read_json_object(path).get("graders") if path.is_file() else None
     return graders if isinstance(graders, list) else []
@@ -154,7 +155,7 @@ def sample_documents(run: Run, source: str, split: str, bucket: int, count: int 
 
 def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
     """Documents of a graded shard at evenly spaced ranks of their score, lowest first: decision,
-    its score and grader, and the probe's score."""
+    the score and the grader that decided, and the probe's score."""
     graded = read_graded(run.tree.shard(source, bucket).graded)
     path = graded.path
     judge = "student" if graded.summary.get("grader") == "student" else "judge"
@@ -183,8 +184,9 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
 def attribute_page(
     run: Run, source: str, name: str, bucket: int, count: int = 3
 ) -> tuple[str, list[Row]]:
-    """Markdown with half-size histograms of an attribute's columns in a shard, and the `count`
-    lowest and highest documents by the first column with distinct numbers; empty without one."""
+    """Markdown with small histograms of an attribute's columns in a shard, and the `count` lowest
+    and highest documents by the first column whose numbers differ; empty if there is no such
+    column."""
     from nmoe_core.config.attributes import KEYS
     from nmoe_core.report.plots import columns_plot, kept_picture, png_markdown
     from nmoe_core.shards.attribute_file import read_attribute, read_footer

@@ -23,8 +23,8 @@ _ORIGINS = (
 
 
 def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
-    """Write `path`, and `README.md` and `croissant.json` beside it; return the paths. A section
-    with a missing input has a line that says so.
+    """Write `path`, and `README.md` and `croissant.json` beside it; return the paths. If an input
+    of a section is missing, the section has a line that says so.
 
     Args:
         run: The run.

@@ -18,19 +18,20 @@ _MADE_BY = {"columns": "run prep", "quality": "run grade", "topics": "curate sha
 
 
 def required_where(run: Run) -> str:
-    """The run's expression; ConfigError if it has none."""
+    """The run's expression. Raises ConfigError if the run has no expression."""
     if run.config.curation.where is None:
         raise ConfigError(
             "curation.where is not set",
             where=run.path,
-            do="set it, or use --where",
+            do="set curation.where, or use --where",
             code="E-CONFIG-MISSING",
         )
     return run.config.curation.where
 
 
 def open_planned(run: Run) -> Where:
-    """The run's expression over all columns that its tasks will make; raises as `opened`."""
+    """The run's expression over all columns that its tasks will make; raises the errors of
+    `opened`."""
     return _open(run, required_where(run), planned_schema(run))
 
 
@@ -74,8 +75,8 @@ def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None
 
 
 def known_schema(run: Run) -> Schema:
-    """The columns that the run will have, and the columns of all attributes that it does not
-    record. Raises as `planned_schema`."""
+    """The columns that the run will have, and the columns of all attributes that the run does not
+    record. Raises the errors of `planned_schema`."""
     built_in = {name: attribute_schema(run, name) for name in BUILT_IN}
     return labelled(built_in) | planned_schema(run)
 

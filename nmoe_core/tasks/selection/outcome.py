@@ -34,8 +34,8 @@ def rule_of(run: Run) -> str:
 
 
 def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
-    """The decisions of the run's `where` or `include` for the documents of a shard; a takedown has
-    precedence. Raises FormatError if the shard is not selected or graded yet."""
+    """The decisions of the run's `where` or `include` for the documents of a shard; documents of a
+    takedown are always dropped. Raises FormatError if the shard is not selected or graded yet."""
     codes, reasons = _ruled(run, shard)
     takedown = load_takedown(shard, load_manifest(shard.manifest))
     if takedown is None:
@@ -132,7 +132,7 @@ def _values(
     clauses = clauses_of(shard)
     schema = run_schema(run, shard.source)
     named = [[label for label in schema if _names(clause, label)] for clause in clauses]
-    named.append([])  # a takedown depends on no column
+    named.append([])  # a takedown does not read a column
     wanted = sorted({label for i in numbers for label in named[codes[i] - 1]})
     columns = read_columns(run, shard, schema, wanted).take(list(numbers))
     rows = dict(zip(numbers, columns.to_pylist()))

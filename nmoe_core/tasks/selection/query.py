@@ -32,12 +32,12 @@ class Answer(NamedTuple):
 
 
 def query(run: Run, sql: str) -> Answer:
-    """Run a query over the view `documents`. It has `source`, `shard`, `doc_id`, `ingest_id` and
-    every column of attributes, named `column` if this name is unique, else `attribute.column`, as
-    in `where`. Only columns that the query names are read; the query cannot read files or settings.
-    SQL ignores case, so a query can use only one of two columns that differ only by case, and must
-    spell it exactly. Raises ConfigError if the text is not SQL, uses two such columns, or cannot be
-    run (E-SELECT-QUERY), and as `require_columns`."""
+    """Run a query over the view `documents`. The view has `source`, `shard`, `doc_id`, `ingest_id`
+    and every column of attributes, named `column` if this name is unique, else `attribute.column`,
+    as in `where`. Only columns that the query names are read; the query cannot read files or
+    settings. SQL ignores case, so if two columns differ only by case, a query can use only one of
+    them, and must spell its name exactly. Raises ConfigError if the text is not SQL, uses two such
+    columns, or cannot be run (E-SELECT-QUERY), and the errors of `require_columns`."""
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
     names = {label: name for name, label in _names(schemas.values()).items()}

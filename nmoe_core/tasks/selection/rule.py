@@ -130,10 +130,8 @@ def _columns(run: Run, shard: ShardPaths, where: Where) -> pa.Table:
 
 def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -> Kept:
     """The documents of a source that an expression would keep, and the effect of each clause;
-    writes no file.
-
-    Shows `sample` documents at the edge, which only one clause drops, spread by the digest of their
-    ids.
+    writes no file. Also gives `sample` documents that only one clause drops, chosen by the digest
+    of their ids.
     """
     where = opened(run, source, expression)
     language = next((name for name in where.schema if name == "language.lang"), None)
@@ -187,7 +185,7 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
 
 def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
     """The attributes of a training document, and the decision of `where`: `keep`, `dropped_by` (a
-    clause) and `why` (a line); None unless the shard was selected with this `where`."""
+    clause) and `why` (a line); None if the shard was not selected with this `where`."""
     shard = run.tree.shard_of(parse_doc_id(doc_id).rel)
     number = list(open_shard_documents(shard).documents.doc_ids).index(doc_id)
     attributes = {}
@@ -218,7 +216,8 @@ def _edge(
     for digest, i in chosen:
         k = int(np.searchsorted(lasts, i, side="right"))
         file = opened.files[k]
-        # A negative index: lasts[k] is the number of the first document after this file.
+        # The index is negative, counted back from lasts[k], the number of the first document after
+        # this file.
         start, end = file.spans[i - int(lasts[k])].tolist()
         values = {label: table.column(label)[i].as_py() for label in where.columns}
         clause = where.clauses[int(clauses[:, i].argmin())]

@@ -1,4 +1,5 @@
-"""All attributes of a run under their names: `signals.n_words`, `columns.url`, `quality.decision`.
+"""All attributes of a run, with columns named like `signals.n_words`, `columns.url`,
+`quality.decision`.
 
 Rows of a shard have the same order in all its files, so columns are combined without a join. Every
 file records the documents that it was made from; a file made from other documents is refused. Only

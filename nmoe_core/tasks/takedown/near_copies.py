@@ -1,4 +1,5 @@
-"""Finds near copies of the documents of a takedown, which stay unless the list names them too."""
+"""Finds near copies of the documents of a takedown, which are not removed unless the list names
+them too."""
 
 from __future__ import annotations
 

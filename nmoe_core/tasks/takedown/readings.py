@@ -21,7 +21,8 @@ class Readings(NamedTuple):
 
 
 def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[Place, Readings]:
-    """Readings of documents by the train stream of a plan, without documents that it never reads.
+    """Readings of documents by the train stream of a plan, without documents that the stream never
+    reads.
 
     A document is read if its tokens are inputs, as in `nmoe explain`. Checks all sequences of the
     plan, about 5 million per second if rows are windows, for any number of documents.
@@ -62,7 +63,8 @@ def _pieces(stream: Stream, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarr
         sequences = n + np.arange(len(sources))
         if isinstance(reader, WindowReader):
             positions, lengths = reader.extents(sources, windows)
-            is_whole = lengths > seq_len  # the other windows wrap around the end of their source
+            # the remaining windows wrap around the end of their source
+            is_whole = lengths > seq_len
             yield sequences[is_whole], positions[is_whole], lengths[is_whole] - 1
             left = np.flatnonzero(~is_whole).tolist()
             found = [(i, reader.pieces(int(sources[i]), int(windows[i]))) for i in left]

@@ -37,7 +37,8 @@ _MAX_STATE_BYTES = 64 * 2**20
 
 
 def find_documents(run: Run, path: Path) -> tuple[list[Item], list[Found]]:
-    """The items of a list and the matching documents; raises as `read_items` and `find`."""
+    """The items of a list and the matching documents; raises the errors of `read_items` and
+    `find`."""
     items = read_items(path)
     if any(item.kind == "url" for item in items) and "url" not in run.config.attributes.columns:
         raise no_urls(run.path)
@@ -89,7 +90,7 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
             "why": why,
         }
         for one in found
-    ]  # data shards come first, so a curated document adds a row only if it is in no data shard
+    ]  # data shards come first, so a curated document is added only if it is in no data shard
     added = add_rows(run.tree, rows, {one.text_sha256: one.tokens for one in found})
     return {
         **_of_items(items, found),
@@ -103,8 +104,8 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
 
 def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
     """Write a proof that recorded texts are removed from curated shards and, with `raw`, data
-    shards. It fails if documents of the list are not recorded. Raises as `find_documents` and
-    `prove`."""
+    shards. The proof fails if documents of the list are not recorded. Raises as `find_documents`
+    and `prove`."""
     items, found = find_documents(run, path)
     recorded = taken_down(run.tree)
     unrecorded = [one.doc_id for one in found if one.text_sha256 not in recorded]
@@ -136,7 +137,7 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
             "the plan reads no document of the list",
             where=plan_path,
             expected=f"a plan over files of this run, as {run.tree.curated}",
-            do="give the plan that the loader opens in this tree",
+            do="give the plan that the loader opens in this directory",
         )
     after = mask(plan, tokens, replace_text=True)
     with replacing(output):
@@ -231,8 +232,8 @@ def _reached(plan: LoaderPlan, path: Path, stream: Stream) -> int:
 
 
 def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
-    """The rows of the record that the items name now or named when they were recorded, and their
-    copies."""
+    """The rows of the record that the items of the list match now, or matched when they were
+    recorded, and the copies of these documents."""
     named = {str(item) for item in items}
     keys = ("id:{0.ingest_id}", "id:{0.doc_id}", "sha256:{0.text_sha256}", "{0.item}")
     texts = {row.text_sha256 for row in rows if any(key.format(row) in named for key in keys)}
@@ -240,10 +241,11 @@ def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
 
 
 def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
-    """Label records of these documents; they contain the start of the text. `labels`: their number
-    by file; `labelled`: the documents that heads learned from. The takedown record finds labels
-    even if all shards have dropped the document. Labels are matched by id too, because the hash of
-    a label covers the text that the oracle read, which may be cut."""
+    """Label records of these documents; they contain the start of the text. `labels`: the number of
+    these records by file; `labelled`: the documents that heads learned from. Labels are searched by
+    the takedown record, so they are found even if all shards have dropped the document. Labels are
+    matched by id too, because the hash of a label covers the text that the oracle read, which may
+    be cut."""
     known = [*found, *rows]
     texts = {one.text_sha256 for one in known}
     doc_ids = {one.doc_id for one in known}
