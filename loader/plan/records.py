@@ -252,7 +252,7 @@ class LoaderPlan(StreamSettings):
         return replace(self, stages=tuple(stages), valid=valid, twins=twins, base=base)
 
     def with_specs(self, specs: Mapping[str, str]) -> LoaderPlan:
-        """The plan with these origins of data, by source."""
+        """The plan with `spec` (the origin of the data) set for the given sources."""
         stages = (
             replace(stage, sources=tuple(replace(s, spec=specs[s.name]) for s in stage.sources))
             for stage in self.stages

@@ -212,8 +212,8 @@ def _missing_client(url: str, what: str) -> SourceError:
 
 
 def decompressed(stored: BinaryIO, suffix: str) -> Read:
-    """A function that reads decompressed bytes, by the suffix of the file; it returns b"" at the
-    end."""
+    """A function that reads decompressed bytes; the suffix of the file sets the format. It returns
+    b"" at the end."""
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=stored, mode="rb").read
     if suffix == ".bz2":

@@ -187,7 +187,7 @@ def _run(fn: Callable[..., Any], parcel: Parcel, slot: int | None) -> Parcel:
     try:
         _is_busy = True
         return _slots.pack(slot, _worker.run(fn, _slots.unpack(slot, parcel)))
-    except _Terminated:  # `fn` has cleaned up when this is raised
+    except _Terminated:  # `fn` has cleaned up before the exception arrives here
         os._exit(_EXIT_TERMINATED)
     except Exception as error:  # noqa: BLE001 - any error is sent to the parent
         raise sendable(error) from error.__cause__

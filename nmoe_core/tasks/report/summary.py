@@ -224,7 +224,7 @@ def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     """The first parsed labels of a slice: scores, as one column in the order of the rubric, and
-    document id. Without text, because the event log stores these rows."""
+    document id. The rows have no text of documents, because the event log stores the rows."""
     from nmoe_core.labels.label_files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
