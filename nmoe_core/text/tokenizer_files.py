@@ -30,6 +30,7 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
 _BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+_MAX_GROWTH = 64  # a few replacements by 16 characters each fill the memory of any machine
 # Tokens that end a turn of a chat, and so cannot be the EOS of documents.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>")
 
@@ -58,6 +59,8 @@ class JsonReference(Reference):
                 _check_merges(pairs, self.data["model"].get("continuing_subword_prefix") or "")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(path, repr(error)) from error
+        if (growth := _growth(self.data.get("normalizer"))) > _MAX_GROWTH:
+            raise unreadable(path, f"a normalizer that makes texts {growth:,.0f} times as long")
         if dropout := self.data["model"].get("dropout"):
             found = f"dropout = {dropout}, which makes ids random"
             raise unreadable(path, found, "set it to null in a copy of the file")
@@ -122,6 +125,20 @@ class JsonReference(Reference):
             i: token.encode() if token in added else _spelling(token, written)
             for token, i in self._ids.items()
         }
+
+
+def _growth(normalizer: Any) -> float:
+    """The largest factor by which the replacements of a normalizer make a text longer."""
+    if not isinstance(normalizer, dict):
+        return 1.0
+    growth = 1.0
+    for part in normalizer.get("normalizers") or ():
+        growth *= _growth(part)
+    if normalizer.get("type") == "Replace":
+        # The match of a regular expression may be one character.
+        replaced = (normalizer.get("pattern") or {}).get("String", "a")
+        growth *= max(1.0, len(normalizer.get("content") or "") / max(len(replaced), 1))
+    return growth
 
 
 class PieceReference(Reference):

@@ -320,6 +320,22 @@ def test_a_file_whose_ids_are_random_is_refused(files: dict[str, str], tmp_path:
     load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
 
 
+def test_a_normalizer_that_multiplies_texts_is_refused(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    """Eight of these would make a gigabyte of one character."""
+    replace = tokenizers.normalizers.Replace
+    made = tokenizers.Tokenizer.from_file(files["byte-level"])
+    for count, pattern in ((8, "a"), (2, tokenizers.Regex("[ab]"))):
+        made.normalizer = tokenizers.normalizers.Sequence([replace(pattern, "a" * 16)] * count)
+        made.save(str(tmp_path / "tokenizer.json"))
+        with refused("E-TOKENIZER-FILE", "times as long"):
+            load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
+    made.normalizer = tokenizers.normalizers.Sequence([replace("ab", "a" * 16)] * 2)
+    made.save(str(tmp_path / "tokenizer.json"))
+    load_tokenizer(TokenizerSettings(str(tmp_path), eos_token="</s>"))
+
+
 def test_a_prefix_of_all_that_continue_a_word_is_taken(tmp_path: Path) -> None:
     made = tokenizers.Tokenizer(tokenizers.models.BPE(continuing_subword_prefix="##"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
