@@ -78,7 +78,7 @@ def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
     with _asking(url):
         store, key = _store_of(url)
         try:
-            with _whole_or_absent(local), open(local, "wb") as file:
+            with open(local, "wb") as file:
                 size_bytes = 0
                 for part in _streamed(store, url, key, max_bytes):
                     size_bytes += len(part)
@@ -86,8 +86,11 @@ def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
-        except FileNotFoundError:
-            return False
+        except BaseException as error:
+            local.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError):
+                return False
+            raise
     return True
 
 
@@ -116,15 +119,6 @@ def _check_size(url: str, size_bytes: int, max_bytes: int) -> None:
             do="restore the file in the store",
             code=STORE_CODE,
         )
-
-
-@contextmanager
-def _whole_or_absent(local: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        local.unlink(missing_ok=True)
-        raise
 
 
 def copy_start(url: str, local: Path, num_bytes: int) -> bool:

@@ -52,6 +52,7 @@ def launch_backfill(project: Path, env: dict[str, str], asked: dict[str, Any]) -
     return launched["backfillId"]
 
 
+@pytest.mark.long
 def test_heads_refuse_labels_of_documents_that_changed(
     own_project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import pairwise
 from math import gcd
 from pathlib import Path
@@ -15,6 +16,12 @@ import numpy as np
 import pytest
 
 from loader import resolve_plan
+
+if find_spec("torch") is not None:
+    import torch.utils.data
+
+    # A worker whose loader was left after an error is not told to end; torch waits 5 s for it.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5
 
 EOS = 999
 VOCAB = 1000

@@ -160,6 +160,7 @@ def test_a_symptom_that_masks_do_not_explain_is_refused():
             find_causes(9, lambda _, answers=answers: answers.pop(0))
 
 
+@pytest.mark.long
 def test_the_verb_replays_a_trainer_and_continues_after_an_interrupt(tree, tmp_path, capsys):
     planted = plant(tree.add("web", 1000), random.Random(1), 1)
     plan = resolve_plan(tree.one(batch_size=8))

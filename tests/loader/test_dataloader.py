@@ -70,8 +70,7 @@ def test_a_row_that_fills_up_a_batch_is_refused(cfg):
                 list(DataLoader(data, batch_sampler=batches))
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize(("batch_size", "num_workers"), [(1, 0), (4, 0), (4, 1)])
 def test_complete_batches_that_are_collected_again_are_refused(cfg, batch_size, num_workers):
     steps, tokens = StepDataset(cfg), TokenDataset(cfg)
     of_steps = [steps, Subset(steps, range(8)), ConcatDataset([steps]), Wrapped(steps)]

@@ -104,6 +104,7 @@ def test_two_ranks_read_the_stream_of_one_and_sum_their_losses(plan_file, tmp_pa
     assert {"loss/web", "loss/code", "loss/total"} <= set(found[0][1])
 
 
+@pytest.mark.long
 def test_the_elastic_example_leaves_padding_out_of_the_loss(two_stages, tmp_path):
     torch = pytest.importorskip("torch")
     plan = two_stages.tree.root / "packed.json"

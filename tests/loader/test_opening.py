@@ -143,7 +143,7 @@ def test_batches_are_copied_to_the_device_that_is_named(cfg):
     [
         ({"form": "list"}, "unknown form"),
         ({"form": "dict", "extras": ("position_id",)}, "did you mean 'position_ids'?"),
-        ({"extras": ("cu_seqlens",)}, "extras need batches in the form of a dict"),
+        ({"extras": ("cu_seqlens",)}, "extras need form = 'dict'"),
         ({"form": "dict", "dtype": "uint32"}, "labels, contain -100"),
         ({"device": "cpu", "backend": "numpy"}, "pin_memory and device need torch"),
     ],

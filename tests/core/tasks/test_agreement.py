@@ -47,6 +47,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return project.config
 
 
+@pytest.mark.long
 def test_the_command_grades_as_the_asset_does_at_any_number_of_workers(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

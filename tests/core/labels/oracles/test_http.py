@@ -470,7 +470,14 @@ FLOODS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("flood", FLOODS)
+# The parser of these is slow, and takes seconds for a megabyte.
+SLOW_FLOODS = ("chunks", "announcements")
+TRIED_FLOODS = [
+    pytest.param(flood, marks=[pytest.mark.long] * (flood in SLOW_FLOODS)) for flood in FLOODS
+]
+
+
+@pytest.mark.parametrize("flood", TRIED_FLOODS)
 def test_a_reply_without_end_is_cut_at_its_limit(server: JudgeServer, flood: str) -> None:
     first, more = FLOODS[flood]
     num_sent = 0

@@ -73,7 +73,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"early_exit": True, "scores": None, "aggregated": 0.1}, "dropped by the probe"),
+        ({"early_exit": True, "scores": None, "aggregated": 0.1}, "the probe dropped"),
         ({"scores": None}, "neither scores nor aggregated"),
         ({"aggregated": 1.2}, "aggregated 1.2"),
         ({"scores": dict.fromkeys(QUALITY.names, 4.5)}, "4.5"),
@@ -81,7 +81,7 @@ def test_predictions_as_grading_writes_them_calibrate_as_the_heads_do(
         ({"aggregated": float("nan")}, "nan"),
         ({"aggregated": 0.5}, "some rows have probe scores"),
         ({"doc_id": 3}, "line 4: "),
-        ({"doc_id": "d1", "aggregated": 0.5}, "document d1 again"),
+        ({"doc_id": "d1", "aggregated": 0.5}, "document d1 occurs twice"),
     ],
 )
 def test_a_row_that_is_no_prediction_is_refused(tmp_path: Path, row: Any, why: str) -> None:

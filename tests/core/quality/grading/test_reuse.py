@@ -137,6 +137,7 @@ class GradeShard:
         return os.getpid(), id(load_scorer(run))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_backbone_and_heads_are_opened_once_per_process(
     small: Grading, workers: int, monkeypatch: pytest.MonkeyPatch
