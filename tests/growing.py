@@ -8,7 +8,6 @@ import io
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import cache
 from operator import itemgetter
@@ -54,6 +53,7 @@ from nmoe_core.text.long_text import safe_pieces
 from nmoe_core.text.normalise import normalize_batch, normalize_text
 from nmoe_core.text.paragraphs import split_text
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.growth import processor_s
 
 Reader = Callable[[str], object]
 HITS = (
@@ -274,26 +274,20 @@ _LEAST_S = 0.03
 _ENOUGH = 2.1
 
 
-def _spent(read: Reader, text: str) -> float:
-    started = time.process_time()
-    read(text)
-    return time.process_time() - started
-
-
 def growth_of(read: Reader, family: Callable[[int], str]) -> tuple[float, float]:
     """The growth of processor time for twice the text, at 1 MB or at the first size that takes
     more than 5 s, and the time of that size; 0.0 if it is too short to measure."""
     size = 2**14
-    spent = _spent(read, family(size))
+    spent = processor_s(read, family(size))
     while size < _MOST and spent < _CAP_S / 4:
         size = _MOST if size == 2**16 and spent < _CAP_S / 256 else 2 * size
-        spent = _spent(read, family(size))
+        spent = processor_s(read, family(size))
     if spent < _LEAST_S:
         return 0.0, spent
     ratios = []
     for _ in range(4):
-        before = max(_spent(read, family(size // 2)), 1e-5)
-        ratios.append(_spent(read, family(size)) / before)
+        before = max(processor_s(read, family(size // 2)), 1e-5)
+        ratios.append(processor_s(read, family(size)) / before)
         if ratios[-1] < _ENOUGH:
             break
     return min(ratios), spent

@@ -18,7 +18,7 @@ from nmoe_core.base.errors import LabelError
 from nmoe_core.labels.agreement import exact_interval
 from nmoe_core.labels.corrections import without_correction
 from nmoe_core.labels.label_files import SCORES_NAME, checked_digest
-from nmoe_core.labels.oracle import Record, is_salvaged, one_scale, one_scorer, read_records
+from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scale, one_scorer, read_records
 from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import Scale, parse_scores, rounded
 
@@ -75,11 +75,10 @@ def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
     if not path.is_file():
         raise LabelError("labels are missing", where=path, code="E-LABEL-MISSING")
     checked_digest(path)
-    records: dict[str, Record] = {}
-    num_corrected = 0
+    labelled: set[str] = set()
+    read: list[Record] = []
     for number, record in enumerate(read_records(path), 1):
-        num_corrected += "corrected" in record
-        if records.get(record["doc_id"], {}).get("ok") and record["ok"]:
+        if record["ok"] and record["doc_id"] in labelled:
             raise LabelError(
                 "two labels of one document",
                 where=f"{path}:{number}",
@@ -87,12 +86,14 @@ def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:
                 do="keep one of its lines",
                 code="E-LABEL-CORRUPT",
             )
-        if record["ok"] or record["doc_id"] not in records:
-            records[record["doc_id"]] = without_correction(record)
+        if record["ok"]:
+            labelled.add(record["doc_id"])
+        read.append(without_correction(record))
+    records = latest(read)
     labels = {key: r for key, r in records.items() if r["ok"] and not is_salvaged(r)}
     scorer = one_scorer(records.values(), path)
     counts = {"labels": len(labels), "left_out": len(records) - len(labels)}
-    counts["corrected"] = num_corrected
+    counts["corrected"] = sum("corrected" in record for record in read)
     return labels, {"path": str(path), **counts, **scorer._asdict()}
 
 

@@ -234,9 +234,10 @@ def run_tasks(arguments: argparse.Namespace) -> int:
         forget(run, arguments.rebuild)
     status = 0
     made: list[dict[str, Any]] = []
+    left: list[State] = []
     if arguments.tasks or not_current(run):
         status, made = _of_dagster("run")(run, arguments.tasks, show)
-    left = not_current(run) if status == 0 else []
+        left = not_current(run) if status == 0 else []
     if arguments.json:
         print_json({"tasks": made, "status": status, "not_current": [*map(_why, left)]})
     elif status == 0:

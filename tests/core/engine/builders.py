@@ -37,6 +37,17 @@ _OPTIONS = {field.name for field in fields(GeneratorOptions)}
 _CONTINUATIONS: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
 
+def draw_weights(model: Any, seed: int) -> None:
+    """Seeded weights for a model of transformers, of sizes at which each weight counts."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, values in model.named_parameters():
+        noise = torch.randn(values.shape, generator=generator)
+        if name.endswith("norm.weight"):
+            values.data = 1 + 0.1 * noise
+        else:
+            values.data = noise * (1.3 / values.shape[-1] ** 0.5 if values.ndim > 1 else 0.2)
+
+
 def make_generator(
     model: Any,
     max_seq_len: int = 200,

@@ -12,7 +12,7 @@ import torch
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.engine import Transformer
 from nmoe_core.engine.weights.config import FULL, SLIDING
-from tests.core.engine.builders import LOGITS_ATOL
+from tests.core.engine.builders import LOGITS_ATOL, draw_weights
 from tests.refusals import refused
 
 transformers = pytest.importorskip("transformers")
@@ -115,13 +115,7 @@ def _checkpoint(family: str, directory: Path) -> dict[str, Any]:
     sizes = SIZES | OWN.get(family, {})
     config = getattr(transformers, f"{FAMILIES[family]}Config")(**sizes)
     model = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config)
-    generator = torch.Generator().manual_seed(5)
-    for name, values in model.named_parameters():
-        noise = torch.randn(values.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            values.data = 1 + 0.1 * noise
-        else:
-            values.data = noise * (1.3 / values.shape[-1] ** 0.5 if values.ndim > 1 else 0.2)
+    draw_weights(model, 5)
     model.save_pretrained(directory)
     return json.loads((directory / "config.json").read_text())
 

@@ -16,6 +16,7 @@ from nmoe_core.engine.weights.tiny_config import tiny_config
 from tests.core.engine.builders import (
     HIDDEN_RTOL,
     assert_equals_transformers,
+    draw_weights,
     greedy,
     make_generator,
 )
@@ -83,13 +84,7 @@ def _reference(family: str, rng: random.Random) -> Any:
     )
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{FAMILIES[family]}ForCausalLM")(config).eval()
-    generator = torch.Generator().manual_seed(rng.randint(0, 10**6))
-    for name, values in model.named_parameters():
-        noise = torch.randn(values.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            values.data = 1 + 0.1 * noise
-        else:
-            values.data = noise * (1.3 / values.shape[-1] ** 0.5 if values.ndim > 1 else 0.2)
+    draw_weights(model, rng.randint(0, 10**6))
     return model
 
 
