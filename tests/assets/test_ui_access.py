@@ -9,7 +9,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,15 @@ class Ui:
     def runs(self) -> int:
         return len(self.query(RUNS)["runsOrError"]["results"])
 
-    def processes(self) -> list[psutil.Process]:
+    def seen(self, look: Callable[[psutil.Process], Any]) -> list[Any]:
+        """What `look` finds in each process of the UI. Workers come and go while they are
+        listed, so one that has ended is passed over."""
         top = psutil.Process(self.process.pid)
-        return [top, *top.children(recursive=True)]
+        found = []
+        for process in [top, *top.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                found.append(look(process))
+        return found
 
     def close(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -118,6 +124,14 @@ class Ui:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def command_line(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def tcp_connections(process: psutil.Process) -> list[Any]:
+    return process.net_connections("tcp")
 
 
 def wait(condition: Callable[[], Any], timeout_s: float = 240) -> Any:
@@ -236,17 +250,16 @@ def test_the_processes_of_the_ui_execute_no_file_of_the_project(ui: Ui) -> None:
 
 def test_the_token_is_in_no_command_line_and_the_files_are_the_users_own(ui: Ui) -> None:
     assert len(ui.token) >= 32
-    commands = [" ".join(process.cmdline()) for process in ui.processes()]
+    commands = ui.seen(command_line)
     assert any("daemon" in command for command in commands)
     assert not any(ui.token in command for command in commands)
     assert stat.S_IMODE(ui.home.stat().st_mode) == 0o700
-    (listening,) = {
-        connection.laddr.ip
-        for process in ui.processes()
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert listening == "127.0.0.1"
+    listening = set()
+    for connections in ui.seen(tcp_connections):
+        for connection in connections:
+            if connection.status == psutil.CONN_LISTEN:
+                listening.add(connection.laddr.ip)
+    assert listening == {"127.0.0.1"}
 
 
 # What a page can try; each puts into `seen` what it could read.
