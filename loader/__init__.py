@@ -1,6 +1,5 @@
 """Deterministic, elastic, exactly resumable loading of token shards. Needs numpy only."""
 
-from loader.batches import Batch
 from loader.config import build_loader, open_loader, read_config, resolve_plan
 from loader.edits.certificate import Certificate, verify_certificate
 from loader.edits.masking import mask
@@ -9,7 +8,8 @@ from loader.edits.twin import twin
 from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateError
 from loader.files.format import Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
-from loader.files.spans import IGNORE_INDEX, cu_seqlens, document_ids, position_ids
+from loader.files.spans import IGNORE_INDEX, attention_mask, cu_seqlens, document_ids, position_ids
+from loader.forms import Batch
 from loader.loader import DeterministicLoader
 from loader.metrics import SourceLosses, count_metrics, source_losses
 from loader.plan.build import build_plan
@@ -40,6 +40,7 @@ __all__ = [
     "StageSource",
     "StateError",
     "__version__",
+    "attention_mask",
     "build_loader",
     "build_plan",
     "count_metrics",

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from loader.errors import ConfigError
-from loader.files.spans import IGNORE_INDEX, cu_seqlens, position_ids
+from loader.files.spans import IGNORE_INDEX
+from loader.forms import FORMS, OF_DOCUMENTS, OF_ROWS, Batch, formed
 from loader.plan.records import LoaderPlan
 from loader.plan.tables import unknown_name
 from loader.rows.buffers import HeldBuffers, check_pinning, pinned_tensor
@@ -25,9 +26,8 @@ _CHOICES = {
     "split": ("train", "valid"),
     "backend": ("auto", "numpy", "torch"),
     "dtype": ("int64", "int32", "uint32"),
-    "form": ("pair", "dict"),
+    "form": FORMS,
 }
-_EXTRAS = {"position_ids": position_ids, "cu_seqlens": cu_seqlens}
 
 
 class MemoryOptions(TypedDict, total=False):
@@ -41,10 +41,14 @@ class MemoryOptions(TypedDict, total=False):
         contiguous: Put inputs and targets into separate arrays, so that `targets.view(-1)` works.
             False returns two overlapping views of rows of `seq_len + 1` tokens, which takes less
             work per batch.
-        form: `pair` returns (inputs, targets). `dict` returns the arguments of transformers'
-            models: input_ids, labels (which the model shifts, so the last target of a row is
-            missing) and shift_labels (the targets).
-        extras: `position_ids` (each document counts from 0) and `cu_seqlens`, in a dict.
+        form: `pair` returns (inputs, targets). `batch` returns a `loader.forms.Batch`. `dict`
+            returns the arguments of transformers' models: input_ids, labels (which the model
+            shifts, so the last target of a row is missing) and shift_labels (the targets).
+        extras: More entries of a dict. `[local_batch]` each: source_index, stage_index and
+            sequence_index as in a `Batch`, and lr_scale. From `loader.files.spans`: position_ids,
+            document_ids, attention_mask, and cu_seqlens, whose entries are cu_seq_lens_q,
+            cu_seq_lens_k, max_length_q and max_length_k, as transformers names the arguments of
+            flash attention.
         device: Destination of torch tensors.
     """
 
@@ -93,8 +97,8 @@ class ReadOptions:
             do = 'set backend = "torch"'
             raise ConfigError("pin_memory and device need torch", found='backend = "numpy"', do=do)
         for extra in self.extras:
-            if extra not in _EXTRAS:
-                raise unknown_name("extra", str(extra), _EXTRAS, "loader")
+            if extra not in (known := (*OF_ROWS, *OF_DOCUMENTS)):
+                raise unknown_name("extra", str(extra), known, "loader")
         if self.extras and self.form != "dict":
             raise ConfigError(
                 "extras need form = 'dict'",
@@ -140,35 +144,9 @@ class ReadOptions:
         return RankRows(num_rows, first, first + share + (self.rank < rest))
 
 
-class Batch(NamedTuple):
-    """A batch and its origin.
-
-    Attributes:
-        inputs, targets: `[local_batch, seq_len]`.
-        source_index: int64 [local_batch], each row's index in `source_names`.
-        source_names: Names of the plan's sources.
-        document_spans: Per row int64 [num_documents, 2], start and end of its documents in
-            `inputs`, end exclusive and past the EOS; the first and last may be parts of documents.
-            None if a source has no index files.
-        lr_scale: Factor of the learning rate at this step.
-        sequence_index: int64 [local_batch], each row's number in the global stream; two ranks that
-            share a row have the same number.
-        global_sequence_index: Number of the first sequence of the global batch; equal on all ranks.
-    """
-
-    inputs: Any
-    targets: Any
-    source_index: np.ndarray
-    source_names: tuple[str, ...]
-    document_spans: tuple[np.ndarray, ...] | None
-    lr_scale: float
-    sequence_index: np.ndarray
-    global_sequence_index: int
-
-
 class Rows(NamedTuple):
-    """Rows of a batch: inputs and targets as numpy or torch arrays, the number of the first row in
-    the batch, and the source and window of each row."""
+    """Consecutive rows: inputs and targets as numpy or torch arrays, the number of the first row in
+    the stream, and the source and window of each row."""
 
     inputs: Any
     targets: Any
@@ -190,7 +168,8 @@ class BatchReader:
         self._seq_len = plan.seq_len
         self._wrap = _wrapper(options.backend)
         self._dtype = np.dtype(options.dtype)
-        if options.extras and not stream.index.is_known:
+        self._needs_documents = not set(options.extras).isdisjoint(OF_DOCUMENTS)
+        if self._needs_documents and not stream.index.is_known:
             do = "build it with `nmoe regenerate-index`"
             raise ConfigError("a source has no document index", where="extras", do=do)
         self._own = options.rows(plan.batch_size)
@@ -212,32 +191,51 @@ class BatchReader:
             memory = self._wrap(array)
         else:
             array, memory = self._fresh(self._shape(rows))
-        return _rows(memory, rows.first, *self._stream.read(n, rows, array))
+        return _rows(memory, n + rows.first, *self._stream.read(n, rows, array))
 
     def read_rows(self, n: int, size: int) -> Rows:
         """Consecutive rows of the stream, from sequence `n` on."""
         rows = RankRows(size, 0, size)
         array, memory = self._fresh(self._shape(rows))
-        return _rows(memory, 0, *self._stream.read(n, rows, array))
+        return _rows(memory, n, *self._stream.read(n, rows, array))
 
     def pair(self, rows: Rows) -> tuple[Any, Any]:
         """Inputs and targets, on the device that the options name."""
         return self._placed(rows.inputs), self._placed(rows.targets)
 
     def form(self, rows: Rows) -> Any:
-        """The batch in the form that the options name: a pair or a dict."""
+        """Rows in the form that the options name."""
+        options = self._options
+        if options.form == "pair":
+            return self.pair(rows)
+        has_documents = options.form == "batch" or self._needs_documents
+        batch = self.batch(rows, has_documents)
+        scales = None
+        if "lr_scale" in options.extras:
+            scales = np.array([self._lr_scale(n) for n in batch.sequence_index.tolist()])
+        return formed(batch, options.form, options.extras, scales)
+
+    def batch(self, rows: Rows, has_documents: bool = True) -> Batch:
+        """Rows and their origin. Raises FormatError if an index is missing or does not match its
+        file (E-INDEX-...)."""
+        stream = self._stream
+        numbers = rows.first + np.arange(len(rows.sources))
         inputs, targets = self.pair(rows)
-        if self._options.form == "pair":
-            return inputs, targets
-        labels = targets.clone() if hasattr(targets, "clone") else targets.copy()
-        labels[:, 0] = IGNORE_INDEX
-        labels[:, 1:] = targets[:, :-1]
-        found = {"input_ids": inputs, "labels": labels, "shift_labels": targets}
-        if self._options.extras:
-            spans = self._stream.spans(rows.sources, rows.windows) or ()
-            for name in self._options.extras:
-                found[name] = self._placed(self._wrap(_EXTRAS[name](spans, self._seq_len)))
-        return found
+        return Batch(
+            inputs=inputs,
+            targets=targets,
+            source_index=rows.sources.copy(),
+            source_names=stream.source_names,
+            document_spans=stream.spans(rows.sources, rows.windows) if has_documents else None,
+            lr_scale=self._lr_scale(rows.first),
+            sequence_index=numbers,
+            global_sequence_index=rows.first - rows.first % self._batch_size,
+            stage_index=stream.schedule.stages(numbers),
+        )
+
+    def _lr_scale(self, n: int) -> float:
+        """Factor of the learning rate at the step of sequence `n`."""
+        return self._stream.schedule.lr_scale(n - n % self._batch_size)
 
     def _placed(self, part: Any) -> Any:
         device = self._options.device
@@ -251,7 +249,7 @@ class BatchReader:
         counted = np.flatnonzero(targets != IGNORE_INDEX)
         begin, end = (len(counted) * i // num_parts for i in (part, part + 1))
         targets[counted[:begin]] = targets[counted[end:]] = IGNORE_INDEX
-        return _rows(memory, row, sources, windows)
+        return _rows(memory, n + row, sources, windows)
 
     def _shape(self, rows: RankRows) -> tuple[int, ...]:
         return self._stream.shape(rows.last - rows.first, self._options.contiguous)

@@ -15,8 +15,9 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from loader.batches import Batch, BatchReader, MemoryOptions, ReadOptions, Rows
+from loader.batches import BatchReader, MemoryOptions, ReadOptions, Rows
 from loader.errors import AttributeConfigError, ConfigError, PlanError, StateError
+from loader.forms import Batch
 from loader.plan.records import LoaderPlan
 from loader.ranks import check_found, data_rank
 from loader.rows.prefetch import Prefetcher, weak_method
@@ -104,9 +105,8 @@ class DeterministicLoader:  # in short `loader.Loader`
         return -(-self._next // self.plan.batch_size)
 
     def next(self) -> Any:
-        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each, or with `form =
-        "dict"` the mapping that `loader.batches.MemoryOptions` describes. Raises StopIteration at
-        the plan's end.
+        """The next batch: inputs and targets, int64 `[local_batch, seq_len]` each, or the form that
+        `loader.batches.MemoryOptions` describes. Raises StopIteration at the plan's end.
 
         Targets are inputs shifted by one token. Positions without a target are -100. They occur
         with best-fit packing, and in the last valid batch if ranks share its rows. With
@@ -118,23 +118,10 @@ class DeterministicLoader:  # in short `loader.Loader`
         return rows
 
     def next_with_meta(self) -> Batch:
-        """The next batch and its origin. Raises as `next`, and FormatError if an index is missing
-        or does not match its file (E-INDEX-...); after a FormatError the position has not
+        """The next batch in the form `batch`. Raises as `next`, and FormatError if an index is
+        missing or does not match its file (E-INDEX-...); after a FormatError the position has not
         changed."""
-        rows = self._read()
-        stream = self._open_stream()
-        first = self._next
-        inputs, targets = self._reader.pair(rows)
-        batch = Batch(
-            inputs=inputs,
-            targets=targets,
-            source_index=rows.sources.copy(),
-            source_names=self.source_names,
-            document_spans=stream.spans(rows.sources, rows.windows),
-            lr_scale=stream.schedule.lr_scale(first),
-            sequence_index=first + rows.first + np.arange(len(rows.sources)),
-            global_sequence_index=first,
-        )
+        batch = self._reader.batch(self._read())
         self.skip()
         return batch
 

@@ -156,9 +156,13 @@ class RowDataset(PlanDataset):
         world_size: int | None = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
-        if "cu_seqlens" in options.get("extras", ()):
-            do = "use StepDataset or open_loader"
-            raise ConfigError("cu_seqlens describe a batch, not a row", where="extras", do=do)
+        if (found := options.get("form")) == "batch" or "cu_seqlens" in options.get("extras", ()):
+            raise ConfigError(
+                "it describes a batch, not a row",
+                where="form" if found == "batch" else "extras",
+                found=f"form = {found!r}" if found == "batch" else "cu_seqlens",
+                do='use StepDataset or open_loader; a row has form = "dict" and other extras',
+            )
         super().__init__(cfg, split, {"form": "dict", **options}, rank, world_size)
 
     def __len__(self) -> int:

@@ -11,13 +11,13 @@ from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-import numpy as np
 import torch
 from torch.utils.data import ChainDataset, DataLoader, IterableDataset, get_worker_info
 
-from loader.batches import Batch
+from loader.config import LoaderOptions
 from loader.errors import StateError
 from loader.files.spans import IGNORE_INDEX
+from loader.forms import Batch, formed
 from loader.loader import DeterministicLoader
 from loader.map_data import BatchDataset, RowDataset, StepDataset, asking_fetcher
 from loader.plan.tables import unknown_name
@@ -25,31 +25,23 @@ from loader.rows.children import safe_children
 from loader.rows.stream import Split
 
 __all__ = ["RowDataset", "StepDataset", "TokenDataset", "WorkerLoader"]
-__all__ += ["attention_mask", "targets_per_rank"]
+__all__ += ["targets_per_rank"]
 
 
-class _Options(TypedDict, total=False):
-    """dtype, contiguous: see `loader.batches.MemoryOptions`. cache_dir, cache_bytes: see
-    `loader.config.LoaderOptions`."""
+class WorkerOptions(TypedDict, total=False):
+    """dtype, contiguous, form, extras: see `loader.batches.MemoryOptions`. cache_dir, cache_bytes:
+    see `loader.config.LoaderOptions`. pin_memory: page-locked tensors, copied by a thread of torch.
+    prefetch_factor: number of batches that a worker may be ahead. multiprocessing_context: how
+    workers start, "fork", "spawn" or "forkserver"; by default they are spawned if tokens come from
+    a store in blocks, since its client does not survive a fork, and otherwise started as torch
+    does."""
 
     dtype: str
     contiguous: bool
+    form: str
+    extras: tuple[str, ...]
     cache_dir: str | Path | None
     cache_bytes: int | None
-
-
-class DataOptions(_Options, total=False):
-    """with_meta: return `Batch` records instead of `(inputs, targets)`."""
-
-    with_meta: bool
-
-
-class WorkerOptions(_Options, total=False):
-    """pin_memory: page-locked tensors, copied by a thread of torch. prefetch_factor: number of
-    batches that a worker may be ahead. multiprocessing_context: how workers start, "fork", "spawn"
-    or "forkserver"; by default they are spawned if tokens come from a store in blocks, since its
-    client does not survive a fork, and otherwise started as torch does."""
-
     pin_memory: bool
     prefetch_factor: int
     multiprocessing_context: str | None
@@ -64,7 +56,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
     Args:
         cfg: See `build_loader`.
         rank, world_size, split: See `DeterministicLoader`.
-        options: See `DataOptions`.
+        options: See `loader.config.LoaderOptions`.
     """
 
     def __init__(
@@ -73,9 +65,8 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         rank: int | None = None,
         world_size: int | None = None,
         split: Split = "train",
-        **options: Unpack[DataOptions],
+        **options: Unpack[LoaderOptions],
     ) -> None:
-        self.with_meta = options.pop("with_meta", False)
         super().__init__(cfg, split, options, rank, world_size)
         self._is_valid = split == "valid"
         self._start = 0
@@ -114,7 +105,7 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         self._is_set = False
         while step < len(loader):
             loader.seek_step(step)
-            batch = loader.next_with_meta() if self.with_meta else loader.next()
+            batch = loader.next()
             step += place[1]
             self._start = step
             self._worker = place
@@ -194,7 +185,7 @@ class WorkerLoader(DeterministicLoader):
         num_workers: int = 2,
         **options: Unpack[WorkerOptions],
     ) -> None:
-        of_data: dict[str, Any] = {**options, "with_meta": True}
+        of_data: dict[str, Any] = {**options, "form": "batch", "extras": ()}
         pin_memory = of_data.pop("pin_memory", False)
         ahead = of_data.pop("prefetch_factor", 2)
         self._workers: dict[str, Any] = {"num_workers": num_workers, "pin_memory": pin_memory}
@@ -208,13 +199,13 @@ class WorkerLoader(DeterministicLoader):
             self._workers["multiprocessing_context"] = context or by_store
         self._batches: Iterator[Any] | None = None
         self._ahead = 0  # the step of the next batch from the workers
-        dtype = options.get("dtype", "int64")
-        super().__init__(self._data.plan, rank, world_size, split, backend="numpy", dtype=dtype)
+        of_batch = [key for key in ("dtype", "form", "extras") if key in options]
+        memory: dict[str, Any] = {key: options[key] for key in of_batch}
+        super().__init__(self._data.plan, rank, world_size, split, backend="numpy", **memory)
 
-    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def next(self) -> Any:
         """The next batch; see `DeterministicLoader.next`. Raises StopIteration at the end."""
-        batch = self.next_with_meta()
-        return batch.inputs, batch.targets
+        return formed(self.next_with_meta(), self._options.form, self._options.extras)
 
     def next_with_meta(self) -> Batch:
         """The next batch and its origin. Raises StopIteration at the end. After an error the
@@ -233,7 +224,7 @@ class WorkerLoader(DeterministicLoader):
         self.skip()
         return batch
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def __iter__(self) -> Iterator[Any]:
         """See `DeterministicLoader.__iter__`; workers are restarted for each pass over valid."""
         if self.split == "valid":
             self._batches = None
@@ -277,14 +268,3 @@ def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
         return count.clamp(min=1)
     ranks.all_reduce(count, group=group)
     return count.clamp(min=1) / ranks.get_world_size(group)
-
-
-def attention_mask(document_ids: np.ndarray) -> torch.Tensor:
-    """The attention mask of rows, causal and inside each document: bool `[num_rows, 1, seq_len,
-    seq_len]`. From `loader.files.spans.document_ids`; padding attends only to itself."""
-    ids = torch.from_numpy(document_ids)
-    same = ids[:, None, :, None] == ids[:, None, None, :]
-    seq_len = ids.shape[1]
-    causal = torch.ones(seq_len, seq_len, dtype=torch.bool).tril()
-    own = torch.eye(seq_len, dtype=torch.bool)
-    return (same & causal & (ids != -1)[:, None, None, :]) | own

@@ -6,6 +6,7 @@ token file on first use, and is mapped, not loaded.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -128,6 +129,22 @@ def document_ids(spans: Spans, seq_len: int) -> np.ndarray:
         for i, (start, end) in enumerate(row_spans.tolist()):
             row[start:end] = i
     return found
+
+
+def attention_mask(document_ids: Any) -> Any:
+    """An additive attention mask, causal and inside each document: float32 `[num_rows, 1, seq_len,
+    seq_len]`, 0 or the lowest float32. Padding attends only to itself.
+
+    Right for scaled_dot_product_attention and for models that add the mask to their scores (eager
+    attention of transformers). document_ids: from the function of this name, as an array or as a
+    tensor, on whose device the mask is made.
+    """
+    ids = document_ids[:, None, :]
+    places = (ids >= -1).cumsum(-1)  # 1, 2, ... in each row
+    is_same = (ids[..., None] == ids[..., None, :]) & (ids[..., None, :] != -1)
+    is_before = places[..., None, :] < places[..., None]
+    is_own = places[..., None, :] == places[..., None]
+    return ~(is_same & is_before | is_own) * np.finfo(np.float32).min
 
 
 def _map_ends(manifest: Manifest, entry: ShardEntry) -> np.ndarray:

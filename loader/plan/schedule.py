@@ -41,6 +41,7 @@ class PlanSchedule:
 
     def __init__(self, plan: LoaderPlan, split: str, capacities: Sequence[int]) -> None:
         is_train = split == "train"
+        self._is_valid = not is_train
         sources = plan.sources if is_train else plan.valid
         passed = {c.source: c.sequences for c in plan.consumed if is_train}
         self.passed = np.array([passed.get(source.name, 0) for source in sources], np.int64)
@@ -102,6 +103,12 @@ class PlanSchedule:
         """Factor of the learning rate at sequence `n`; after the end, the factor of the last
         sequence."""
         return self._part_of(min(n, self.num_sequences - 1)).lr_scale
+
+    def stages(self, numbers: np.ndarray) -> np.ndarray:
+        """The plan's stage of each sequence, -1 for valid: int64 `[n]` each."""
+        if self._is_valid:
+            return np.full(len(numbers), -1)
+        return np.searchsorted([part.start for part in self._parts], numbers, "right") - 1
 
     def _part_of(self, n: int) -> Stretch:
         return self._parts[bisect_right(self._parts, n, key=lambda part: part.start) - 1]

@@ -118,7 +118,8 @@ def test_a_dict_fits_models_that_shift_labels_themselves(cfg, backend, packing):
     opened = open_loader(settings, form="dict", extras=extras, **keys)
     for batch, _ in zip(opened, range(3)):
         meta = plain.next_with_meta()
-        assert list(batch) == ["input_ids", "labels", "shift_labels", *extras]
+        varlen = ["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"]
+        assert list(batch) == ["input_ids", "labels", "shift_labels", "position_ids", *varlen]
         own = {name: np.asarray(part) for name, part in batch.items()}
         targets, spans = np.asarray(meta.targets), meta.document_spans or ()
         assert (own["input_ids"] == np.asarray(meta.inputs)).all()
@@ -126,7 +127,7 @@ def test_a_dict_fits_models_that_shift_labels_themselves(cfg, backend, packing):
         assert (own["labels"][:, 1:] == targets[:, :-1]).all()
         assert (own["labels"][:, 0] == IGNORED).all()
         assert (own["position_ids"] == position_ids(spans, 16)).all()
-        assert (own["cu_seqlens"] == cu_seqlens(spans, 16)).all()
+        assert (own["cu_seq_lens_q"] == cu_seqlens(spans, 16)).all()
 
 
 def test_batches_are_copied_to_the_device_that_is_named(cfg):
@@ -216,7 +217,7 @@ def test_rows_of_ranks_that_a_trainer_cuts_are_the_plans_batch(cfg):
     step = chain.from_iterable(StepDataset(plan, rank, 3)[4][0] for rank in range(3))
     for row, expected in zip(range(48, 60), step, strict=True):
         assert (data[row]["input_ids"] == expected).all()
-    with refused("E-CONFIG", naming=["describe a batch, not a row"]):
+    with refused("E-CONFIG", naming=["describes a batch, not a row"]):
         RowDataset(cfg, extras=("cu_seqlens",))
     with refused("E-CONFIG", naming=["read_rows cannot be used with prefetch"]):
         open_loader(cfg, prefetch=2, backend="numpy").read_rows(0, 2)

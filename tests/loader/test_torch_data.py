@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from loader import ConfigError, FormatError, StateError, document_ids
+from loader import ConfigError, FormatError, StateError
 from loader.plan import check
 from tests.loader.shared import open_loader, rows_of
 from tests.planted import Planted
@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader
 
-from loader.torch_data import TokenDataset, WorkerLoader, attention_mask
+from loader.torch_data import TokenDataset, WorkerLoader
 
 # Three workers on two cores, to see the order where the batches do not divide by them.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -28,7 +28,7 @@ PACKED = {"packing": "best_fit", "shuffle": True, "phases": PHASES, "on_exhaust"
 
 
 def test_dataset_gives_meta_and_can_be_pickled(two_stages):
-    data = pickle.loads(pickle.dumps(TokenDataset(two_stages.cfg, with_meta=True)))
+    data = pickle.loads(pickle.dumps(TokenDataset(two_stages.cfg, form="batch")))
     plain = open_loader(two_stages.cfg)
     for batch in itertools.islice(data, 3):
         other = plain.next_with_meta()
@@ -152,16 +152,6 @@ def test_a_worker_loader_gives_the_batch_of_its_position_after_a_skip_and_an_err
         loader.seek_step(1)
     with refused("E-STATE-CLOSED"):
         loader.next()
-
-
-def test_attention_stays_inside_documents_and_looks_back_only():
-    spans = [np.array([[0, 3], [3, 5]]), np.array([[0, 2]])]
-    mask = attention_mask(document_ids(spans, 6))
-    assert mask.shape == (2, 1, 6, 6)
-    for row, owner in enumerate(([0, 0, 0, 1, 1, -1], [0, 0, -1, -1, -1, -1])):
-        for i, j in itertools.product(range(6), range(6)):
-            allowed = i == j or (j <= i and owner[i] == owner[j] != -1)
-            assert mask[row, 0, i, j] == allowed
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
