@@ -3,8 +3,9 @@
 import inspect
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from types import FrameType
 from typing import Any, Unpack
 
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler, get_worker_info
@@ -57,6 +58,26 @@ class PlanDataset(Dataset[Any]):
         """Switch to another plan."""
         self.plan = plan
         self._loader = None
+
+    def check_resumed(self) -> None:
+        """Raise ConfigError if Lightning's Trainer asks, goes on inside an epoch, and the
+        `DataLoader` has no state: the epoch would start with the first batch of the plan again."""
+        for frame in _callers():
+            module = frame.f_globals.get("__name__", "")
+            if frame.f_code.co_name != "setup_data" or not module.endswith("loops.fit_loop"):
+                continue
+            loop = frame.f_locals["self"]
+            progress = loop.epoch_loop.batch_progress
+            batches = frame.f_locals.get("dl")
+            is_inside = progress.current.ready and not progress.is_last_batch
+            if is_inside and not hasattr(batches, "load_state_dict"):
+                raise ConfigError(
+                    "a DataLoader has no state, so Lightning would read from the first batch again",
+                    where="train_dataloader",
+                    found=f"a run that continues after {progress.current.ready} batches",
+                    do="return open_loader(...), or a StatefulDataLoader of a StepDataset",
+                )
+            return
 
     def _starts_pass(self, fetcher: _MapDatasetFetcher) -> bool:
         """Whether a fetcher requests its first index: each pass of a `DataLoader` has its own."""
@@ -115,11 +136,12 @@ class StepDataset(BatchDataset):
 
     def __len__(self) -> int:
         """Batches of the whole stream. Raises ConfigError if a sampler asks that shuffles steps or
-        distributes them over ranks."""
+        distributes them over ranks, or Lightning's Trainer would begin the run again."""
         sampler: Any = sys._getframe(1).f_locals.get("self")
         is_dealt = isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1
         if is_dealt or isinstance(sampler, RandomSampler):
             raise _unordered(f"a {type(sampler).__name__}", "the default sampler")
+        self.check_resumed()
         return len(self._opened())
 
     def __getitem__(self, step: int) -> Any:
@@ -166,7 +188,9 @@ class RowDataset(PlanDataset):
         super().__init__(cfg, split, {"form": "dict", **options}, rank, world_size)
 
     def __len__(self) -> int:
-        """Number of rows of all complete batches."""
+        """Number of rows of all complete batches. Raises ConfigError if Lightning's Trainer would
+        begin the run again."""
+        self.check_resumed()
         return self._opened().num_sequences
 
     def __getitem__(self, row: int) -> Any:
@@ -205,8 +229,8 @@ class RowDataset(PlanDataset):
                 where="sampler",
                 found=f"a batch of rows {', '.join(map(str, rows[:6]))}",
                 expected="a sequential sampler, and no row twice to fill up a batch",
-                do='set train_sampling_strategy = "sequential" or shuffle = False; to read an'
-                " incomplete last batch of valid, use open_loader",
+                do='set train_sampling_strategy = "sequential" or shuffle = False; under Lightning,'
+                " and for an incomplete last batch of valid, use open_loader",
             )
         # Trainers use the first rows to fill up a batch, or to add complete batches. Row 0 belongs
         # to rank 0, so if another rank gets it, the row is read twice.
@@ -240,12 +264,14 @@ def asking_fetcher() -> _MapDatasetFetcher | _IterableDatasetFetcher | None:
     the caller reads the data set directly. Torch passes only the index, so the fetcher is found on
     the call stack."""
     fetches = (_MapDatasetFetcher.fetch.__code__, _IterableDatasetFetcher.fetch.__code__)
+    return next((f.f_locals["self"] for f in _callers() if f.f_code in fetches), None)
+
+
+def _callers() -> Iterator[FrameType]:
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code in fetches:
-            return frame.f_locals["self"]
+        yield frame
         frame = frame.f_back
-    return None
 
 
 def _unordered(found: str, expected: str) -> ConfigError:

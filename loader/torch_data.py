@@ -75,7 +75,10 @@ class TokenDataset(BatchDataset, IterableDataset[Any]):
         self._worker: tuple[int, int] | None = None  # the worker that saved the position `_start`
 
     def __len__(self) -> int:
-        """Number of batches of the whole stream, over all workers."""
+        """Number of batches of the whole stream, over all workers. Raises ConfigError if
+        Lightning's Trainer would begin the run again."""
+        if not (self._is_set or self._start):
+            self.check_resumed()
         return len(self._opened())
 
     def __iter__(self) -> Iterator[Any]:
