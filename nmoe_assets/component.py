@@ -16,7 +16,7 @@ from nmoe_assets.ops.pipeline import pipeline_job
 from nmoe_assets.ops.retention import retention_job, retention_schedules
 from nmoe_assets.pods import executor
 from nmoe_assets.resources import resources
-from nmoe_core.base.garbage import gc_paused
+from nmoe_core.base.compute.garbage import gc_paused
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 

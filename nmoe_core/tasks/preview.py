@@ -16,8 +16,8 @@ from itertools import islice
 from loader.files.format import load_manifest, read_json_object
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.base.intervals import exact_interval
 from nmoe_core.config.run import Run
-from nmoe_core.labels.agreement import wilson
 from nmoe_core.prep.estimate import PlannedSplit, plan_split
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.tasks.graph.foresee import Foreseen, foresee, rows_of
@@ -217,7 +217,7 @@ def _regrade(
     rows, seconds = _graded_sample(run, [s for s in stale if s.documents], sample_documents)
     compared = [(old, new) for old, new in rows if old is not None]
     flips = sum(old != new for old, new in compared)
-    low, high = wilson(flips, len(compared))
+    low, high = exact_interval(flips, len(compared))
     return plan(
         (known + round(low * unsure), known + math.ceil(high * unsure)),
         sampled=len(rows),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_jsonl
-from nmoe_core.base.garbage import gc_paused
+from nmoe_core.base.compute.garbage import gc_paused
 
 TOTAL_BYTES = 4_000_000
 MIN_CHARS = 400

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nmoe_core.labels.ranks import bootstrap, spearman, spearman_interval
+from nmoe_core.base.intervals import gain_interval, spearman, spearman_interval
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.rows import CalibrationRows
 
@@ -88,18 +88,15 @@ def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]
         for name, given in scores.items()
     }
     (other,) = scores.keys() - {chosen}
-
-    def difference(rows: np.ndarray) -> float | None:
-        a, b = (spearman(scores[name][rows], oracle[rows]) for name in (chosen, other))
-        return None if a is None or b is None else a - b
-
+    ours = figures[chosen]["spearman"]
+    theirs = figures[other]["spearman"]
     return {
         "documents": len(oracle),
         "graders": figures,
         "chosen": chosen,
         "other": other,
-        "difference": rounded(difference(np.arange(len(oracle)))),
-        "difference_ci95": bootstrap(difference, len(oracle)),
+        "difference": None if ours is None or theirs is None else rounded(ours - theirs),
+        "difference_ci95": gain_interval(scores[chosen], scores[other], oracle),
     }
 
 

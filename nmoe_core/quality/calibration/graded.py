@@ -22,10 +22,10 @@ from nmoe_core.base.fingerprint import (
     read_summary,
     sha256_file,
 )
+from nmoe_core.base.intervals import upper_bound
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import SCORES_NAME
-from nmoe_core.labels.agreement import upper_bound
 from nmoe_core.quality.calibration.thresholds import DECISIONS
 
 SUMMARY_NAME = "summary.json"

@@ -10,21 +10,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nmoe_core.labels.agreement import (
-    agreement,
+from nmoe_core.base.intervals import (
+    Interval,
     auc,
     auc_interval,
+    exact_interval,
+    spearman,
+    spearman_interval,
+    upper_bound,
+)
+from nmoe_core.labels.scores import Scale, rounded
+from nmoe_core.quality.agreement import (
+    agreement,
     average_precision,
     baselines,
     calibration_error,
     isotonic,
     quadratic_kappa,
     regression_line,
-    upper_bound,
-    wilson,
 )
-from nmoe_core.labels.ranks import Interval, spearman, spearman_interval
-from nmoe_core.labels.scores import Scale, rounded
 from nmoe_core.quality.calibration.rows import CalibrationRows
 from nmoe_core.quality.calibration.thresholds import (
     Certificate,
@@ -107,7 +111,7 @@ def _share(name: str, of: np.ndarray, among: np.ndarray, bound: str) -> dict[str
     count = int(among.sum())
     if not count:
         return {name: None, f"{name}_{bound}": None}
-    interval = interval_of(wilson(hits, count))
+    interval = interval_of(exact_interval(hits, count))
     found = interval if bound == "ci95" else rounded(upper_bound(hits, count))
     return {name: rounded(hits / count), f"{name}_{bound}": found}
 

@@ -5,25 +5,22 @@ from typing import Any
 
 import numpy as np
 
-from nmoe_core.labels.agreement import Z975, wilson
-from nmoe_core.labels.ranks import Interval, bootstrap
+from nmoe_core.base.intervals import Interval, exact_interval, ratio_interval
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.measures import interval_of
 from nmoe_core.quality.calibration.rows import CalibrationRows
 
 
 def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
-    """Share of the tokens in kept documents (`keeps`, bool `[N]`), with a bootstrap interval. The
-    bootstrap resamples contents, so all copies of a document are drawn together."""
+    """Share of the tokens in kept documents (`keeps`, bool `[N]`), with an interval in which
+    all copies of a document count together."""
     places = np.unique(rows.keys, return_inverse=True)[1]
-    sums = [np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)]
-
-    def share(drawn: np.ndarray) -> float:
-        return float(sums[0][drawn].sum() / sums[1][drawn].sum())
-
-    every = np.arange(len(sums[0]))
-    interval = bootstrap(share, len(every), edges=(0.0, 1.0))
-    return {"achieved_keep_tokens": rounded(share(every)), "achieved_keep_tokens_ci95": interval}
+    kept, tokens = (
+        np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)
+    )
+    share = rounded(kept.sum() / tokens.sum())
+    interval = ratio_interval(kept, tokens)
+    return {"achieved_keep_tokens": share, "achieved_keep_tokens_ci95": interval}
 
 
 def keep_shares(
@@ -43,7 +40,9 @@ def keep_shares(
                 "documents": int(member.sum()),
                 "tokens": int(tokens.sum()),
                 "keep_documents": rounded(kept.mean()),
-                "keep_documents_ci95": interval_of(wilson(*independent(kept, rows.keys[member]))),
+                "keep_documents_ci95": interval_of(
+                    exact_interval(*independent(kept, rows.keys[member]))
+                ),
                 "keep_tokens": rounded(tokens[kept].sum() / tokens.sum()) if tokens.any() else None,
             }
         )
@@ -60,7 +59,7 @@ def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarra
     half of the error probability (Bonferroni). `keys` are the content keys of the documents of both
     halves.
     """
-    return wilson(*independent(np.concatenate([fit_keep, report_keep]), keys), Z975)
+    return exact_interval(*independent(np.concatenate([fit_keep, report_keep]), keys), 0.025)
 
 
 def independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:

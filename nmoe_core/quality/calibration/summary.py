@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
-from nmoe_core.labels.agreement import auc, wilson
+from nmoe_core.base.intervals import auc, exact_interval
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.drift import score_bins
 from nmoe_core.quality.calibration.fit import Fitted, fit_on
@@ -165,7 +165,7 @@ def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> di
     }
     for place, name in enumerate(DECISIONS):
         hits = decided == place
-        interval = wilson(*independent(hits, report.keys))
+        interval = exact_interval(*independent(hits, report.keys))
         if name == "keep":
             interval = keep_interval(fit_keep, hits, np.concatenate([fit.keys, report.keys]))
         found[f"achieved_{name}"] = rounded(hits.mean())

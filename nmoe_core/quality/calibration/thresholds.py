@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
-from nmoe_core.labels.agreement import chance_of_at_most, upper_bound
+from nmoe_core.base.intervals import chance_of_at_most, upper_bound
 from nmoe_core.labels.scores import DECIMALS, QUALITY, Scale
 from nmoe_core.quality.calibration.targets import DELTA, Targets
 

@@ -14,18 +14,21 @@ import numpy as np
 
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, LabelError
-from nmoe_core.labels.agreement import (
-    agreement,
+from nmoe_core.base.intervals import (
+    MIN_ITEMS,
+    Interval,
     auc,
     auc_interval,
-    baselines,
     exact_interval,
-    read_noise,
+    gain_interval,
+    spearman,
+    spearman_interval,
 )
+from nmoe_core.labels.agreement import read_noise
 from nmoe_core.labels.label_files import Labels
 from nmoe_core.labels.oracle import Scorer
-from nmoe_core.labels.ranks import MIN_ITEMS, Interval, bootstrap, spearman, spearman_interval
 from nmoe_core.labels.scores import rounded
+from nmoe_core.quality.agreement import agreement, baselines
 
 MIN_DOCUMENTS = 3
 TOP_SHARE = 0.2  # size of the best and of the worst fifth of the documents
@@ -135,17 +138,13 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
 def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     """Rank correlation of the student's aggregates `[N]` with the oracle, and the head's gain over
     the student, with intervals."""
-
-    def gain(rows: np.ndarray) -> float | None:
-        own, other = (spearman(one[rows], oracle[rows]) for one in (ours, theirs))
-        return None if own is None or other is None else own - other
-
-    every = np.arange(len(oracle))
+    own = spearman(ours, oracle)
+    other = spearman(theirs, oracle)
     return {
-        "spearman_student": rounded(spearman(theirs, oracle)),
+        "spearman_student": rounded(other),
         "spearman_student_ci95": spearman_interval(theirs, oracle),
-        "gain_over_student": rounded(gain(every)),
-        "gain_over_student_ci95": bootstrap(gain, len(oracle)),
+        "gain_over_student": rounded(None if own is None or other is None else own - other),
+        "gain_over_student_ci95": gain_interval(ours, theirs, oracle),
     }
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from nmoe_core.labels.agreement import upper_bound, wilson
+from nmoe_core.base.intervals import exact_interval, upper_bound
 from nmoe_core.quality.calibration.drift import MIN_DOCUMENTS, score_bins, score_drift
 from nmoe_core.quality.calibration.measures import Aggregates, errors, triage
 from nmoe_core.quality.calibration.rows import CalibrationRows
@@ -97,7 +97,7 @@ def test_every_figure_of_a_summary_is_that_of_its_definition() -> None:
         assert summary[name] == pytest.approx(hits[among].mean(), abs=1e-6)
         counts = int(hits[among].sum()), int(among.sum())
         if name in ("precision_keep", "recall_keep"):
-            assert summary[f"{name}_ci95"] == pytest.approx(wilson(*counts), abs=1e-6)
+            assert summary[f"{name}_ci95"] == pytest.approx(exact_interval(*counts), abs=1e-6)
         else:
             assert summary[f"{name}_upper95"] == pytest.approx(upper_bound(*counts), abs=1e-6)
     certificate = summary["certificate"]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loader.files.checksummed_json import sealed
-from nmoe_core.labels.agreement import agreement, baselines
-from nmoe_core.labels.ranks import within_groups
+from nmoe_core.base.intervals import within_groups
 from nmoe_core.labels.scores import QUALITY
+from nmoe_core.quality.agreement import agreement, baselines
 from nmoe_core.quality.calibration.measures import Aggregates, keep_curve, score_reliability
 from nmoe_core.quality.calibration.summary_file import load_calibration
 from nmoe_core.quality.calibration.thresholds import (

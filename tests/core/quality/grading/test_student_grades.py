@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from loader.files.checksummed_json import sealed
+from nmoe_core.base.intervals import spearman, spearman_interval, upper_bound
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.labels.agreement import upper_bound
-from nmoe_core.labels.ranks import spearman, spearman_interval
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.quality.calibration.choice import Candidate, choose
 from nmoe_core.quality.calibration.rows import CalibrationRows

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from nmoe_core.labels.ranks import spearman
+from nmoe_core.base.intervals import spearman
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.quality.heads import student as student_module
 from nmoe_core.quality.heads.ngrams import NUM_COLUMNS, SCALAR_WEIGHT, TokenTable, ngrams, scalars

@@ -1,0 +1,290 @@
+"""Intervals, bounds and rank correlations; `benchmarks.statistics` simulates how often they hold.
+
+Shares have exact intervals (Clopper-Pearson). Correlations and ratios have intervals by Student's t
+and the influence of each document on the figure, which is the limit of the jackknife for small
+weights: one pass over sorted values, and no draws. Intervals assume that documents are independent.
+No interval is given of fewer than `MIN_ITEMS` documents.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MIN_ITEMS = 10
+Interval = tuple[float, float]
+
+
+def exact_interval(num_hits: float, num_trials: float, delta: float = 0.05) -> Interval:
+    """Interval that covers the share of hits with probability 1 - `delta` (Clopper-Pearson); counts
+    may be fractional."""
+    low = 1 - upper_bound(num_trials - num_hits, num_trials, delta / 2)
+    return round(low, 6), round(upper_bound(num_hits, num_trials, delta / 2), 6)
+
+
+def upper_bound(num_errors: float, num_trials: float, delta: float = 0.05) -> float:
+    """Largest error rate that gives at most `num_errors` errors with probability `delta`
+    (Clopper-Pearson); 1 without trials."""
+    from scipy.special import betaincinv
+
+    if num_errors >= num_trials:
+        return 1.0
+    return float(betaincinv(num_errors + 1, num_trials - num_errors, 1 - delta))
+
+
+def lower_bound(num_errors: float, num_trials: float, delta: float = 0.05) -> float:
+    """Smallest error rate that gives at least `num_errors` errors with probability `delta`; 0
+    without trials."""
+    return 1 - upper_bound(num_trials - num_errors, num_trials, delta) if num_errors else 0.0
+
+
+def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
+    """Probability of at most `most` errors in `num_trials` trials with the error rate `rate`."""
+    from scipy.special import bdtr
+
+    return float(bdtr(most, num_trials, rate)) if most < num_trials else 1.0
+
+
+def t_half_width(error: float, degrees: float) -> float:
+    """Half the width of a 95 % interval with this standard error, by Student's t."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(max(degrees, 1.0), 0.975)) * error
+
+
+def ratio_interval(parts: np.ndarray, wholes: np.ndarray) -> Interval | None:
+    """95 % interval of sum(parts) / sum(wholes) over documents, `[N]` each, `parts` at most
+    `wholes`. None if the few largest documents decide the sum: below `MIN_ITEMS` documents of
+    effective size (Kish 1965)."""
+    total = wholes.sum()
+    count = total**2 / (wholes**2).sum()
+    if count < MIN_ITEMS:
+        return None
+    share = parts.sum() / total
+    error = math.sqrt(((parts - share * wholes) ** 2).sum()) / total
+    trials = max(count, MIN_ITEMS)
+    if error > 0:
+        trials = min(trials, share * (1 - share) / error**2)
+    return exact_interval(share * trials, trials)
+
+
+def mean_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0; tied values get the mean of their ranks."""
+    places = np.unique(values, return_inverse=True)[1]
+    counts = np.bincount(places)
+    return (np.cumsum(counts) - (counts + 1) / 2)[places]
+
+
+class _Correlation(NamedTuple):
+    """A correlation, the influence of each document on it (`[N]`, sum 0), and the mean square
+    influence of a document whose two values are unrelated."""
+
+    value: float
+    influence: np.ndarray
+    unrelated: float
+
+    def with_more(self, num_more: float) -> tuple[float, float]:
+        """The correlation, and its variance, if there were more documents whose values are
+        unrelated. The variance is the larger of the sample's own and that of normal values (Bonett
+        and Wright 2000)."""
+        num = len(self.influence)
+        value = self.value * num / (num + num_more)
+        normal = (1 - value**2) ** 2 * (1 + value**2 / 2) / (num + num_more - 3)
+        total = (self.influence**2).sum() + num_more * self.unrelated
+        return value, max(normal, float(total) / ((num + num_more) * (num + num_more - 1)))
+
+    def interval(self) -> Interval:
+        """By Fisher's z. The interval holds the one with four more documents whose values are
+        unrelated: a few such documents lower a high correlation much, and small samples miss
+        them."""
+        degrees = len(self.influence) - 1
+        return _hull([_fisher(*self.with_more(num), degrees) for num in (0, 4)])
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> _Correlation | None:
+    num = len(a)
+    if num < 3:
+        return None
+    x = mean_ranks(a) / num
+    y = mean_ranks(b) / num
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    x -= x.mean()
+    y -= y.mean()
+    own = x @ x / num
+    other = y @ y / num
+    # A document changes the products of its own ranks, and the ranks of all documents above it.
+    both = x * y + _above(a, y) + _above(b, x)
+    of_own = x * x + 2 * _above(a, x)
+    of_other = y * y + 2 * _above(b, y)
+    scale = math.sqrt(own * other)
+    value = float(x @ y) / num / scale
+    influence = both / scale - value / 2 * (of_own / own + of_other / other)
+    return _Correlation(value, influence - influence.mean(), value**2)
+
+
+def _above(values: np.ndarray, summed: np.ndarray) -> np.ndarray:
+    """Per document, the mean of `summed` over documents with higher values; ties count half."""
+    places = np.unique(values, return_inverse=True)[1]
+    sums = np.bincount(places, summed)
+    return (summed.sum() - np.cumsum(sums) + sums / 2)[places] / len(values)
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Rank correlation of two arrays `[N]`; None if one is constant or N is below 3."""
+    found = _correlation(a, b)
+    return None if found is None else found.value
+
+
+def spearman_interval(a: np.ndarray, b: np.ndarray) -> Interval | None:
+    """95 % interval of the rank correlation, by Fisher's z; None if it is undefined, or of fewer
+    than `MIN_ITEMS` documents."""
+    found = _unbiased(a, b)
+    return None if found is None else found.interval()
+
+
+def _unbiased(a: np.ndarray, b: np.ndarray) -> _Correlation | None:
+    """The rank correlation without the bias of small samples; None of fewer than `MIN_ITEMS`
+    documents."""
+    from scipy.stats import kendalltau
+
+    found = _correlation(a, b)
+    if found is None or len(a) < MIN_ITEMS:
+        return None
+    # Without ties, the expectation of r is rho - 3 (rho - tau) / (n + 1) (Kendall 1948).
+    tau: Any = kendalltau(a, b)  # scipy's stubs lack the attributes
+    bias = 3 * (found.value - tau.statistic) / (len(a) - 2)
+    return found._replace(value=min(max(found.value + bias, -1.0), 1.0))
+
+
+def _fisher(value: float, variance: float, degrees: float) -> Interval:
+    within = min(max(value, -0.999999), 0.999999)
+    half = t_half_width(math.sqrt(variance) / (1 - within**2), degrees)
+    z = math.atanh(within)
+    low = min(math.tanh(z - half), value)
+    return round(low, 6), round(max(math.tanh(z + half), value), 6)
+
+
+def _hull(intervals: Sequence[Interval]) -> Interval:
+    return min(low for low, _ in intervals), max(high for _, high in intervals)
+
+
+def gain_interval(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> Interval | None:
+    """95 % interval of spearman(ours, oracle) - spearman(theirs, oracle), of the same documents;
+    None as for `spearman_interval`."""
+    own = _correlation(ours, oracle)
+    other = _correlation(theirs, oracle)
+    num = len(oracle)
+    if own is None or other is None or num < MIN_ITEMS:
+        return None
+    gain = own.value - other.value
+    total = ((own.influence - other.influence) ** 2).sum() + 4 * (1 - own.value * other.value)
+    half = t_half_width(math.sqrt(total / (num * (num - 1))), num - 1)
+    return round(max(gain - half, -2.0), 6), round(min(gain + half, 2.0), 6)
+
+
+def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
+    """Rank correlation within groups: the mean over the groups of at least `MIN_ITEMS` documents in
+    which it is defined, weighted by their size. Each is corrected for the bias of small samples;
+    with a hundred documents the correction is below 0.01."""
+    found = _within(a, b, groups)
+    return None if found is None else found[0]
+
+
+def within_interval(
+    a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray
+) -> Interval | None:
+    """95 % interval of `within_groups`, with the degrees of freedom of Welch and Satterthwaite;
+    None if it is undefined."""
+    found = _within(a, b, groups)
+    return None if found is None else _hull([_fisher(*one) for one in found[1]])
+
+
+def _within(
+    a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray
+) -> tuple[float, list[tuple[float, float, float]]] | None:
+    """The correlation within groups; and value, variance and degrees of freedom without and with
+    more documents, as in `_Correlation.interval`."""
+    names = np.asarray(groups)
+    found: list[_Correlation] = []
+    for name in np.unique(names):
+        x = a[names == name]
+        y = b[names == name]
+        one = _unbiased(x, y)
+        if one is not None:
+            found.append(one)
+    if not found:
+        return None
+    sizes = np.array([len(one.influence) for one in found])
+    weights = sizes / sizes.sum()
+    both: list[tuple[float, float, float]] = []
+    for num_more in (0, 4):
+        values, variances = np.array(
+            [one.with_more(num_more * w) for one, w in zip(found, weights)]
+        ).T
+        each = weights**2 * variances
+        total = float(each.sum())
+        degrees = total**2 / float((each**2 / (sizes - 1)).sum()) if total else 1.0
+        both.append((float(weights @ values), total, degrees))
+    return both[0][0], both
+
+
+def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
+    """Probability that a positive item scores above a negative item, with ties counted as half;
+    None if all items are of one class."""
+    num_positive = int(positive.sum())
+    num_negative = int((~positive).sum())
+    if num_positive == 0 or num_negative == 0:
+        return None
+    rank_sum = float(mean_ranks(scores)[positive].sum())
+    return (rank_sum - num_positive * (num_positive - 1) / 2) / (num_positive * num_negative)
+
+
+def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
+    """95 % interval of `auc`: the exact interval with the number of trials that gives the variance
+    of Hanley and McNeil (1982), so its width is not zero at an AUC of 1. None if there are fewer
+    than `MIN_ITEMS` items, or if all items are of one class."""
+    area = auc(scores, positive)
+    if area is None or len(positive) < MIN_ITEMS:
+        return None
+    m = int(positive.sum())
+    n = int((~positive).sum())
+    # Either class may have the wider spread of scores, so take the larger of both variances.
+    first = (1 - area) / (2 - area)
+    second = area / (1 + area)
+    more = max(first, second)
+    fewer = min(first, second)
+    trials = m * n / (1 + (max(m, n) - 1) * more + (min(m, n) - 1) * fewer)
+    # DeLong's variance (1988) is larger if one class is much wider than the other.
+    ranks = mean_ranks(scores)
+    above = (ranks[positive] - mean_ranks(scores[positive])) / n
+    below = (ranks[~positive] - mean_ranks(scores[~positive])) / m
+    variance = float(above.var() / m + below.var() / n)
+    if variance > 0:
+        trials = min(trials, area * (1 - area) / variance)
+    return exact_interval(area * trials, trials)
+
+
+def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Lin's concordance, which equals Cohen's kappa with quadratic weights if values are grades;
+    None if all values are equal."""
+    expected = a.var() + b.var() + (a.mean() - b.mean()) ** 2
+    return float(1 - ((a - b) ** 2).mean() / expected) if expected > 0 else None
+
+
+def concordance_interval(a: np.ndarray, b: np.ndarray) -> Interval | None:
+    """95 % interval of `concordance`, by Fisher's z; None as for `spearman_interval`."""
+    value = concordance(a, b)
+    num = len(a)
+    if value is None or num < MIN_ITEMS:
+        return None
+    x = a - a.mean()
+    y = b - b.mean()
+    apart = a.mean() - b.mean()
+    expected = a.var() + b.var() + apart**2
+    own = value * (x**2 + 2 * apart * x) / expected
+    other = value * (y**2 - 2 * apart * y) / expected
+    influence = 2 * x * y / expected - own - other
+    unrelated = own.var() + other.var() + 4 * x.var() * y.var() / expected**2
+    return _Correlation(value, influence - influence.mean(), float(unrelated)).interval()

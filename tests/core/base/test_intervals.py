@@ -1,0 +1,67 @@
+"""Intervals cover the truth, in few samples of the settings of `benchmarks.statistics`."""
+
+import numpy as np
+import pytest
+
+from benchmarks.statistics import FIGURES, covered
+from nmoe_core.base.intervals import (
+    auc_interval,
+    concordance_interval,
+    gain_interval,
+    ratio_interval,
+    spearman_interval,
+    within_groups,
+    within_interval,
+)
+
+SAMPLES = 150
+LEAST = 0.9  # nominal 0.95; more than two standard errors below
+HARD = [
+    ("share", "share 0.0035", 30),
+    ("share of tokens", "sigma 2.0, 5% kept", 130),
+    ("Spearman", "5% unrelated", 130),
+    ("Spearman", "normal, 0.995", 30),
+    ("Spearman", "0.5% off by one", 130),
+    ("Spearman within sources", "sources of 13, normal, 0.85", 130),
+    ("gain in Spearman", "0.95 and 0.9, errors 0.0", 130),
+    ("AUC", "10% positive, gap 2.0, spread 3", 130),
+    ("quadratic kappa", "0.5% off by one", 30),
+]
+
+
+@pytest.mark.parametrize(("figure", "setting", "n"), HARD)
+def test_an_interval_covers_the_truth(figure: str, setting: str, n: int) -> None:
+    one = next(one for one in FIGURES if one.name == figure)
+    found = covered(one, one.settings[setting], n, SAMPLES)
+    assert found is not None
+    assert found >= LEAST
+
+
+def test_no_interval_is_given_of_fewer_than_ten_documents() -> None:
+    rng = np.random.default_rng(0)
+    for n, is_given in ((3, False), (9, False), (10, True)):
+        a = rng.standard_normal(n)
+        b = a + rng.standard_normal(n)
+        found = [spearman_interval(a, b), within_interval(a, b, ["web"] * n)]
+        found += [gain_interval(a, b, b), auc_interval(a, b > np.median(b))]
+        found += [concordance_interval(a, b), ratio_interval(np.ones(n), np.ones(n))]
+        assert [one is not None for one in found] == [is_given] * len(found)
+
+
+def test_a_source_of_fewer_than_ten_documents_does_not_count_within_sources() -> None:
+    a = np.arange(29.0)
+    b = np.append(a[:20], -a[20:])
+    assert within_groups(a, b, ["web"] * 20 + ["few"] * 9) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("n", [10, 50, 400])
+def test_agreement_without_exception_leaves_room_for_the_documents_that_were_not_drawn(
+    n: int,
+) -> None:
+    a = np.arange(n)
+    for interval in (spearman_interval(a, a), concordance_interval(a, a)):
+        assert interval is not None
+        assert 1 - 50 / n < interval[0] < 1 - 1 / n
+        assert interval[1] == 1
+    low, high = within_interval(a, a, ["web"] * n) or (1.0, 0.0)
+    assert low < high == 1
