@@ -7,7 +7,7 @@ ranks.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypedDict
@@ -18,8 +18,9 @@ from loader.errors import ConfigError
 from loader.files.spans import IGNORE_INDEX
 from loader.forms import FORMS, OF_DOCUMENTS, OF_ROWS, Batch, formed
 from loader.plan.records import LoaderPlan
+from loader.plan.settings import KEYS
 from loader.plan.tables import unknown_name
-from loader.rows.buffers import HeldBuffers, check_pinning, pinned_tensor
+from loader.rows.buffers import HeldBuffers, check_device, check_pinning, pinned_tensor
 from loader.rows.stream import RankRows, Split, Stream
 
 _CHOICES = {
@@ -123,9 +124,11 @@ class ReadOptions:
             )
         dtype = self.dtype
         largest = plan.vocab_size - 1
-        if dtype == "uint32" and (plan.packing != "concat" or plan.masked or self.form == "dict"):
+        is_padded = self.split == "valid" and plan.pads_valid
+        is_packed = plan.packing != "concat" or bool(plan.masked)
+        if dtype == "uint32" and (is_packed or is_padded or self.form == "dict"):
             raise ConfigError(
-                "targets of packed or masked rows, and labels, contain -100",
+                "targets of packed, padded or masked rows, and labels, contain -100",
                 where="dtype",
                 found=dtype,
                 expected="int64",
@@ -155,12 +158,31 @@ class Rows(NamedTuple):
     windows: np.ndarray
 
 
+def check_names(options: Iterable[str], known: Iterable[str] = ()) -> None:
+    """Raise ConfigError for an option that neither `MemoryOptions` nor `known` has."""
+    known = [*MemoryOptions.__annotations__, *known]
+    for name in options:
+        if name in KEYS and name not in known:
+            raise ConfigError(
+                "a setting of the run, not an argument of the loader",
+                where=name,
+                do=f'put it into the run: open_loader(read_config("run.toml") | {{"{name}": ...}})',
+            )
+        if name == "num_workers":
+            do = "use WorkerLoader, or StepDataset in a DataLoader; or set prefetch"
+            raise ConfigError("the loader reads in this process", where=name, do=do)
+        if name not in known:
+            raise unknown_name("argument", name, known, "loader")
+
+
 class BatchReader:
     """Reads one rank's rows of any batch of a stream; the last batch ends at sequence `end`. Raises
     ConfigError if ranks must share rows of the last batch, but the type of the targets cannot hold
     -100, or the batch has fewer targets than ranks."""
 
     def __init__(self, plan: LoaderPlan, stream: Stream, end: int, options: ReadOptions) -> None:
+        if options.device is not None:
+            check_device(options.device)
         self._stream = stream
         self._end = end
         self._options = options
@@ -277,7 +299,7 @@ class BatchReader:
                 expected="int64 or int32",
             )
         counts = [self._seq_len] * size
-        if self._stream.is_packed:  # only packed rows have fewer targets than tokens
+        if self._stream.has_padding:  # only such rows have fewer targets than tokens
             row = np.empty((2, 1, self._seq_len), np.int64)
             for i in range(size):
                 self._stream.read(n, RankRows(size, i, i + 1), row)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from loader.batches import MemoryOptions, ReadOptions
+from loader.batches import MemoryOptions, ReadOptions, check_names
 from loader.errors import ConfigError
 from loader.files.addresses import address, is_url, local_path
 from loader.files.format import MANIFEST_NAME
@@ -82,6 +82,7 @@ def build_loader(
         ConfigError, PlanError, FormatError: Raised before any shard is read; errors in arguments,
         before a plan is built.
     """
+    check_names(options, CACHE_KEYS)
     memory: dict[str, Any] = {k: v for k, v in options.items() if k not in CACHE_KEYS}
     ReadOptions(*data_rank(rank, world_size), split, backend, **memory)
     plan = resolve_plan(cfg, options.get("cache_dir"), options.get("cache_bytes"))
@@ -131,6 +132,11 @@ def resolve_plan(
             return StoredPlan(address(cfg), cache_dir, cache_bytes).open()
         if Path(cfg).suffix == ".json":
             return load_plan(cfg)
+        if Path(cfg).is_dir():
+            do = (
+                f'name it as data: {{"data_path": {str(cfg)!r}, "batch_size": ..., "seq_len": ...}}'
+            )
+            raise ConfigError("a directory, not a plan or a run's settings", where=cfg, do=do)
         given = read_config(cfg)
         where = str(Path(cfg))
     elif isinstance(cfg, Mapping):

@@ -15,7 +15,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from loader.batches import BatchReader, MemoryOptions, ReadOptions, Rows
+from loader.batches import BatchReader, MemoryOptions, ReadOptions, Rows, check_names
 from loader.errors import AttributeConfigError, ConfigError, PlanError, StateError
 from loader.forms import Batch
 from loader.plan.records import LoaderPlan
@@ -54,6 +54,7 @@ class DeterministicLoader:  # in short `loader.Loader`
         backend: str = "auto",
         **memory: Unpack[MemoryOptions],
     ) -> None:
+        check_names(memory)
         self._is_rank_found = rank is None  # detected, and not yet compared with torch.distributed
         rank, world_size = data_rank(rank, world_size)
         self._options = ReadOptions(rank, world_size, split, backend, **memory)
@@ -73,6 +74,13 @@ class DeterministicLoader:  # in short `loader.Loader`
             f"step {self.step} of {self.num_steps}, rank {self.rank} of {self.world_size} "
             f"({own.last - own.first} of {plan.batch_size} rows of {plan.seq_len} tokens), "
             f"{', '.join(self.source_names[:4])}{', ...' * (len(self.source_names) > 4)}>"
+        )
+
+    def __getstate__(self) -> object:
+        raise AttributeConfigError(
+            "a loader has open files and cannot be copied or pickled",
+            where=repr(self),
+            do="send its plan and its state_dict(), and open a loader there",
         )
 
     def __len__(self) -> int:

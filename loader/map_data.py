@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from torch.utils.data import Dataset, DistributedSampler, RandomSampler, get_worker_info
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
-from loader.batches import ReadOptions
+from loader.batches import ReadOptions, check_names
 from loader.config import CACHE_KEYS, LoaderOptions, resolve_plan
 from loader.errors import ConfigError
 from loader.loader import DeterministicLoader
@@ -33,6 +33,7 @@ class PlanDataset(Dataset[Any]):
     ) -> None:
         super().__init__()
         given = {**options}
+        check_names(options, CACHE_KEYS)
         self._ranks = rank, world_size
         # Rank and number of ranks of the process that pickled this object.
         self._starter: tuple[int, int] | None = None

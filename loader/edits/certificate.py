@@ -125,13 +125,13 @@ def verify_certificate(path: str | Path) -> Certificate:
 
 def _prefix_digest(stream: Stream, n: int) -> str:
     """SHA-256 over the sorted names of the sources that are read before sequence `n`, and over
-    source and window of each sequence, as little-endian int64."""
+    source and window of each sequence in the order of the policy, as little-endian int64."""
     read = stream.schedule.counts_before(n)
     names = sorted(name for name, count in zip(stream.source_names, read) if count)
     ids = np.array([names.index(x) if x in names else -1 for x in stream.source_names], "<i8")
     digest = hashlib.sha256("\n".join([str(n), *names]).encode())
     for start in range(0, n, _CHUNK):
-        sources, windows = stream.schedule.locate(start, min(n, start + _CHUNK))
+        sources, windows = stream.schedule.in_order(start, min(n, start + _CHUNK))
         digest.update(ids[sources].tobytes() + windows.astype("<i8").tobytes())
     return digest.hexdigest()
 

@@ -2,8 +2,8 @@
 
 At a block's end, after n sequences, floor(n x share + owed + phase) of them are from source i; the
 phase is a fraction that is drawn once. The source with the largest weight gets the remaining
-sequences. So at a block's end a source is never more than one sequence from its share, for any
-share and any length of the run, and reading any position costs the same. The policy `block` has
+sequences. So at a block's end each other source is never more than one sequence from its share, for
+any share and any length of the run, and reading any position costs the same. The policy `block` has
 blocks of 2,048 sequences, `epoch_weighted` has blocks of one pass over the data, and
 `weighted_random` has a single block, which is drawing without replacement. This is
 block-deterministic mixing as in levanter, without its rounding per block.

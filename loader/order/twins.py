@@ -2,8 +2,9 @@
 
 The twin is the same corpus in another tokenizer: the same documents in the same order. A position
 inside a document is mapped in proportion: the middle of a document in tokens of one corpus is its
-middle in tokens of the other. So window n of either corpus reads the same documents, and a document
-starts and ends in windows with the same numbers. Costs 16 bytes per window.
+middle in tokens of the other. So window n of either corpus reads the same documents, except one of
+which it reads so little that this rounds to no token of the other corpus. Costs 16 bytes per
+window.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -17,7 +17,7 @@ from loader.order.policies import weight_unit
 from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage
-from loader.plan.records import LoaderPlan, PlanSource, PlanStage, SourceData
+from loader.plan.records import PLAN_FORMATS, LoaderPlan, PlanSource, PlanStage, SourceData
 from loader.plan.settings import PlanSettings, StreamSettings
 from loader.plan.tables import nearest
 
@@ -77,6 +77,7 @@ def build_plan(
         **settings.of_stream(),
         stages=_plan_stages(stages, data, train, settings),
         valid=tuple(source_data(n, root, path, held_out[n]) for n, path in valid.items()),
+        format=PLAN_FORMATS[-1],
         base=Path(os.path.abspath(root)),
     )
     preflight.check_plan(plan)
@@ -131,12 +132,16 @@ def _plan_stages(
         segments = cut_stage(stage, first, num_sequences, settings.phases, settings.batch_size)
         # `epoch_weighted` repeats data, so its shares depend only on the weights.
         to_end = bool(whole) and settings.policy != "epoch_weighted"
+        end = first
         for segment in segments:
+            at = end
+            end = at + segment.num_sequences
             sources = [source for source in segment.stage.sources if source.weight]
             if to_end and segment is segments[-1]:
                 shares = [max(0, whole[source.name]) for source in sources]
             else:
-                shares = _shares(segment, sources)
+                steps = f"{at / settings.batch_size:g} to {end / settings.batch_size:g}"
+                shares = _shares(segment, sources, f"stage {stage.name!r}, steps {steps}")
             for source, share in zip(sources, shares):
                 whole[source.name] = whole.get(source.name, 0) - share
             weights = weights_fixed_point([s.weight for s in sources], weight_unit(settings.policy))
@@ -169,7 +174,7 @@ def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
     return found
 
 
-def _shares(segment: Segment, sources: Sequence[StageSource]) -> list[int]:
+def _shares(segment: Segment, sources: Sequence[StageSource], where: str) -> list[int]:
     weights = [source.weight for source in sources]
     shares = quotas(segment.num_sequences, weights)
     # With fewer sequences than sources, some sources must get none. Otherwise a source without a
@@ -178,9 +183,9 @@ def _shares(segment: Segment, sources: Sequence[StageSource]) -> list[int]:
         i = shares.index(0)
         raise PlanError(
             "source gets no sequence",
-            where=f"stage {segment.stage.name!r}, source {sources[i].name!r}",
+            where=f"{where}, source {sources[i].name!r}",
             found=f"weight {weights[i]} of {sum(weights)}, {segment.num_sequences} sequences",
-            do="give the stage more tokens, or remove the source from the mixture",
+            do="make the stage or the phase longer, or give the source weight 0 there",
             code="E-PLAN-ZERO",
         )
     return shares

@@ -15,7 +15,7 @@ from loader.files.format import read_json_object
 from loader.plan import check as preflight
 from loader.plan.records import (
     DEFAULTS,
-    PLAN_FORMAT,
+    PLAN_FORMATS,
     Consumed,
     LoaderPlan,
     MaskedTokens,
@@ -27,7 +27,7 @@ from loader.plan.records import (
 from loader.plan.tables import nearest
 
 _MAX_BYTES = 64 * 2**20
-_READ_APART = ("format", "plan_hash", "stages", "valid", "consumed", "masked", "twins")
+_READ_APART = ("plan_hash", "stages", "valid", "consumed", "masked", "twins")
 T = TypeVar("T")
 
 
@@ -82,8 +82,8 @@ class PlanFile:
         missing, unknown or of another type (E-PLAN-FORMAT)."""
         value = self.value
         found = value.get("format") if isinstance(value, dict) else value
-        if found != PLAN_FORMAT:
-            raise malformed(self.where, f"format {found!r}"[:80], repr(PLAN_FORMAT))
+        if found not in PLAN_FORMATS:
+            raise malformed(self.where, f"format {found!r}"[:80], " or ".join(PLAN_FORMATS))
         scalars = {key: item for key, item in value.items() if key not in _READ_APART}
         scalars = self._typed(scalars, LoaderPlan, "plan")
         root = PurePosixPath(scalars["root"])

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 from loader.files.block_files import StoreData
 from loader.plan.settings import KEYS, StreamSettings, Vocabulary
 
-PLAN_FORMAT = "nmoe-loader-plan/1"
+PLAN_FORMATS = ("nmoe-loader-plan/1", "nmoe-loader-plan/2")
 _STREAM = tuple(f.name for f in fields(StreamSettings))
 _IF_CHOSEN = tuple(name for name in _STREAM if KEYS[name].if_chosen)
 # The order of the keys in a plan's file.
 _ORDER = (
-    *("plan_id", *Vocabulary._fields),
+    *("format", "plan_id", *Vocabulary._fields),
     *(name for name in _STREAM if name not in _IF_CHOSEN),
     *("stages", "valid", *_IF_CHOSEN, "consumed", "masked", "twins", "root"),
 )
@@ -154,6 +154,7 @@ class LoaderPlan(StreamSettings):
     consumed: tuple[Consumed, ...] = ()
     masked: tuple[MaskedTokens, ...] = ()
     twins: tuple[TwinData, ...] = ()
+    format: str = PLAN_FORMATS[0]
     root: str = "."
     base: Path = field(default=Path(), compare=False)
     store: StoreData | None = field(default=None, compare=False)
@@ -192,6 +193,18 @@ class LoaderPlan(StreamSettings):
         return self.wraps and self.packing == "concat" and not self.shuffles
 
     @property
+    def is_current(self) -> bool:
+        """Whether the plan has the last format: the rows of a step are rotated by a hash of the
+        step, and valid is read to the last token."""
+        return self.format != PLAN_FORMATS[0]
+
+    @property
+    def pads_valid(self) -> bool:
+        """Whether the last window of a valid source is padded, so that each target is read."""
+        rests = ((source.num_tokens - 1) % self.seq_len for source in self.valid)
+        return self.is_current and self.packing != "best_fit" and any(rests)
+
+    @property
     def num_sequences(self) -> int:
         """Sequences of all stages together; `first_exhausted` may end the run earlier."""
         return sum(stage.num_sequences for stage in self.stages)
@@ -224,7 +237,7 @@ class LoaderPlan(StreamSettings):
 
     def identity(self) -> dict[str, Any]:
         """Everything that determines the stream, as JSON values: no path, plan id or mixture."""
-        value: dict[str, Any] = {"format": PLAN_FORMAT} | _json_value(self)
+        value: dict[str, Any] = _json_value(self)
         for key in ("plan_id", "root"):
             del value[key]
         for stage in value["stages"]:
@@ -261,7 +274,7 @@ class LoaderPlan(StreamSettings):
 
     def to_json(self) -> str:
         """Text of the plan's file; equal plans have equal texts."""
-        value = {"format": PLAN_FORMAT, "plan_hash": self.plan_hash} | _json_value(self)
+        value = {"format": self.format, "plan_hash": self.plan_hash} | _json_value(self)
         return json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
 
 

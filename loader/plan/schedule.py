@@ -16,12 +16,13 @@ import numpy as np
 
 from loader.errors import PlanError
 from loader.order.policies import Sequential, Shares, Stretch, make_schedule
-from loader.order.shuffle import BlockPermutation, Permutation, key_of
+from loader.order.shuffle import BlockPermutation, Permutation, hashes, key_of
 from loader.plan.records import LoaderPlan
 
 # Purposes of keys derived from the plan's seed.
 _ORDER = 1
 _EPOCH = 2
+_TURN = 3
 # Tokens of a block of `shuffle_blocks`: 16 MiB of uint32.
 SHUFFLED_TOKENS = 2**22
 
@@ -33,6 +34,10 @@ def _permutation(size: int, block: int, key: int) -> Permutation | BlockPermutat
 
 class PlanSchedule:
     """All sequences of a split: `train` mixes by stages, `valid` reads each source once, in order.
+
+    The sequences of a complete train step are rotated by a hash of the step, if the stage in which
+    it begins has several sources. Otherwise a rank could read a single source in the whole run, for
+    example the second of three ranks the second of three equal sources.
 
     capacities: windows of each source, in the order of the plan's sources. num_sequences: sequences
     of the split. passed: int64 [num_sources], windows of each source that were read before this
@@ -54,9 +59,14 @@ class PlanSchedule:
         self._shuffles = plan.shuffles and is_train
         self._block = plan.shuffle_blocks * max(1, SHUFFLED_TOKENS // plan.window_tokens)
         self._wraps = plan.wraps and not plan.wraps_tokens and is_train
-        by_window = plan.packing != "concat" or self._shuffles
+        reads_whole = plan.is_current and not is_train
+        by_window = plan.packing != "concat" or self._shuffles or reads_whole
         tokens = np.array([source.num_tokens for source in sources], np.int64)
         self._epochs = 1 / np.maximum(1, self._capacities) if by_window else plan.stride / tokens
+        self._turned = plan.batch_size if is_train and plan.is_current else 1
+        self._starts = [part.start for part in self._parts]
+        self._has_several = np.array([len(part.columns) > 1 for part in self._parts])
+        self._turn_key = key_of(plan.seed, _TURN)
         # The key depends on the name, so a source keeps its order if other sources are added or
         # removed.
         self._keys = [key_of(plan.seed, _EPOCH, zlib.crc32(s.name.encode())) for s in sources]
@@ -70,6 +80,24 @@ class PlanSchedule:
         """
         if not 0 <= start <= stop <= self.num_sequences:
             raise IndexError(f"sequences {start} to {stop} of {self.num_sequences}")
+        if self._turned == 1 or start == stop:
+            return self.in_order(start, stop)
+        at = self._places(np.arange(start, stop))
+        first = int(at.min())
+        sources, windows = self.in_order(first, int(at.max()) + 1)
+        return sources[at - first], windows[at - first]
+
+    def _places(self, numbers: np.ndarray) -> np.ndarray:
+        """Place of each sequence in the order of the policy."""
+        size = self._turned
+        steps, rows = np.divmod(numbers, size)
+        part = np.searchsorted(self._starts, steps * size, "right") - 1
+        is_turned = self._has_several[part] & (steps < self.num_sequences // size)
+        turns = (hashes(self._turn_key, steps) % np.uint64(size)).astype(np.int64)
+        return steps * size + (rows + turns * is_turned) % size
+
+    def in_order(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """`locate` without the rotation of steps: the order of the policy."""
         sources, windows = np.empty((2, stop - start), np.int64)
         at = start
         while at < stop:
@@ -108,7 +136,7 @@ class PlanSchedule:
         """The plan's stage of each sequence, -1 for valid: int64 `[n]` each."""
         if self._is_valid:
             return np.full(len(numbers), -1)
-        return np.searchsorted([part.start for part in self._parts], numbers, "right") - 1
+        return np.searchsorted(self._starts, self._places(numbers), "right") - 1
 
     def _part_of(self, n: int) -> Stretch:
         return self._parts[bisect_right(self._parts, n, key=lambda part: part.start) - 1]
@@ -192,7 +220,7 @@ def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> Stretch:
             raise PlanError(
                 f"valid source {source.name!r} is too short for one sequence",
                 found=f"{source.num_tokens} tokens",
-                expected=f"at least {plan.seq_len + 1}",
+                expected=f"at least {2 if plan.is_current else plan.seq_len + 1}",
                 code="E-PLAN-SHORT",
             )
     schedule = Sequential(capacities)

@@ -60,6 +60,21 @@ def check_pinning() -> None:
         ) from None
 
 
+def check_device(device: str) -> None:
+    """Raise ConfigError if torch cannot put a tensor on this device."""
+    try:
+        import torch
+
+        torch.empty(0, device=device)
+    except (ImportError, AssertionError, RuntimeError, TypeError) as error:
+        raise ConfigError(
+            "this process has no such device",
+            where="device",
+            found=f"{device!r}: {str(error).splitlines()[0][:120]}",
+            do='set device = "cpu", or omit it',
+        ) from None
+
+
 def _is_counted() -> bool:
     """Whether reference counts are exact: on CPython with the GIL."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():

@@ -4,7 +4,8 @@ targets and spans.
 A packed row has complete documents followed by padding. Inputs are padded with the EOS token. A
 target is the next token of the same document, or `IGNORE_INDEX` (-100, which PyTorch's cross
 entropy ignores) at each document's last token and at padding. So every token except the first of
-its document is predicted once, and never from another document.
+its document is predicted once, and never from another document. Rows that are cut as another
+tokenizer's differ: as in `concat`, a document's last token predicts the next document's first.
 """
 
 from bisect import bisect_right

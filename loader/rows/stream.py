@@ -76,7 +76,9 @@ class Stream:
         manifests = [preflight.open_data(plan, source) for source in data]
         self.source_names = tuple(source.name for source in data)
         is_twin = plan.packing == "twin" and split == "train"
-        self.is_packed = is_twin or plan.packing == "best_fit"
+        is_packed = is_twin or plan.packing == "best_fit"
+        pads = split == "valid" and plan.pads_valid
+        self.has_padding = is_packed or pads
         wraps = plan.wraps_tokens and split == "train"
         fetch = None
         self.files: TokenFiles
@@ -89,13 +91,16 @@ class Stream:
         self.index = DocumentIndex(manifests, fetch)
         self._seq_len = plan.seq_len
         self.reader: WindowReader | PackedReader
-        if self.is_packed:
-            pad = plan.eos_token_id
+        pad = plan.eos_token_id
+        if is_packed:
             packed = (manifests, self.index, plan.seq_len)
             rows = TwinRows(*packed, preflight.open_twins(plan)) if is_twin else PackedRows(*packed)
             self.reader = PackedReader(rows, self.files, pad)
         else:
-            self.reader = WindowReader(self.files, self.index, plan.seq_len, plan.stride)
+            is_dense = split == "valid" and plan.is_current
+            stride = plan.seq_len if is_dense else plan.stride
+            fill = pad if pads else None
+            self.reader = WindowReader(self.files, self.index, plan.seq_len, stride, fill)
         self.capacities = self.reader.capacities
         self.schedule = PlanSchedule(plan, split, self.capacities)
         self.num_sequences = self.schedule.num_sequences
@@ -119,9 +124,9 @@ class Stream:
 
     def shape(self, num_rows: int, contiguous: bool) -> tuple[int, ...]:
         """Shape of the array that `read` fills: `[2, num_rows, seq_len]` with inputs and targets;
-        or, if not `contiguous` and rows are not packed, `[num_rows, seq_len + 1]`, in which inputs
+        or, if not `contiguous` and rows have no padding, `[num_rows, seq_len + 1]`, in which inputs
         and targets overlap."""
-        if self.is_packed or self._masks is not None or contiguous:
+        if self.has_padding or self._masks is not None or contiguous:
             return (2, num_rows, self._seq_len)
         return (num_rows, self._seq_len + 1)
 
@@ -151,7 +156,9 @@ class Stream:
         """Tokens of each source in the first `n` sequences, without padding."""
         counts = self.schedule.counts_before(n).tolist()
         if self._tokens is None:
-            return [count * self._seq_len for count in counts]
+            found = np.array(counts) * self._seq_len
+            sizes = np.diff(self.files.source_starts)
+            return (np.minimum(found, sizes) if self.has_padding else found).tolist()
         return self._tokens.before(counts)
 
     def masked_before(self, n: int) -> list[int] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loader.files.spans import DocumentIndex, overlaps
+from loader.files.spans import IGNORE_INDEX, DocumentIndex, overlaps
 from loader.files.tokens import TokenFiles, past_end
 
 
@@ -33,15 +33,25 @@ class CopyPlan:
 
 class WindowReader:
     """Reads rows of a concatenate-and-cut stream: `seq_len + 1` tokens, from windows that start
-    `stride` tokens apart."""
+    `stride` tokens apart. With `pad`, a token id, the last window of a source may be incomplete:
+    its inputs are filled up with `pad`, and its targets with -100."""
 
-    def __init__(self, files: TokenFiles, index: DocumentIndex, seq_len: int, stride: int) -> None:
+    def __init__(
+        self,
+        files: TokenFiles,
+        index: DocumentIndex,
+        seq_len: int,
+        stride: int,
+        pad: int | None = None,
+    ) -> None:
         self._files = files
         self._index = index
         self._width = seq_len + 1
         self._stride = stride
+        self._pad = pad
         sizes = np.diff(files.source_starts)
-        self.capacities: list[int] = np.maximum(0, (sizes - seq_len - 1) // stride + 1).tolist()
+        self._least = self._width if pad is None else 2
+        self.capacities: list[int] = np.maximum(0, (sizes - self._least) // stride + 1).tolist()
 
     def positions(self, sources: np.ndarray, windows: np.ndarray) -> np.ndarray:
         """Position of each window's first token: int64, in the shape of the arguments."""
@@ -59,7 +69,7 @@ class WindowReader:
         width = self._width
         positions = self.positions(sources, windows).ravel()
         if not self._files.wraps:
-            over = positions + width > self._files.source_starts[sources.ravel() + 1]
+            over = positions + self._least > self._files.source_starts[sources.ravel() + 1]
             if over.any():
                 raise past_end(int(positions[np.argmax(over)]), width)
         files = np.searchsorted(starts, positions, "right") - 1
@@ -67,7 +77,7 @@ class WindowReader:
         num_keys = len(starts) + len(positions)
         keys = np.where(is_whole, files, len(starts) + np.arange(len(positions)))
         keys += np.repeat(np.arange(num_batches), num_rows) * num_keys
-        order = np.argsort(keys, kind="stable")
+        order = np.lexsort((positions, keys))
         keys = keys[order]
         positions = positions[order]
         starts_run = np.ones(len(keys), np.bool_)
@@ -89,7 +99,7 @@ class WindowReader:
         for position in self.positions(sources, windows).tolist():
             at = 0
             parts = []
-            for start, length in self._files.pieces(position, self._width - 1):
+            for start, length in self._files.pieces(position, self._length(position)):
                 parts.append(self._index.spans(start, length) + at)
                 at += length
             found.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -112,7 +122,16 @@ class WindowReader:
         """Position and length of each contiguous piece of the inputs of a row: one piece, or more
         if the row wraps."""
         position = int(self.positions(np.array([source]), np.array([window]))[0])
-        return self._files.pieces(position, self._width - 1)
+        return self._files.pieces(position, self._length(position))
+
+    def _length(self, position: int, width: int = 0) -> int:
+        """Number of inputs, or of the first `width` tokens, that the window at a position has
+        without padding."""
+        width = width or self._width - 1
+        if self._pad is None:
+            return width
+        starts = self._files.source_starts
+        return min(width, int(starts[np.searchsorted(starts, position, "right")]) - position)
 
     def holders(self, source: int, spans: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
         """A function from windows of a source, int64 `[n]`, to bool `[n]`: whether their inputs
@@ -143,10 +162,7 @@ class WindowReader:
             file = plan.files[i]
             offset = plan.offsets[i]
             if file < 0:
-                row = np.empty(self._width, out.dtype)
-                self._files.copy(offset, row)
-                for part, shift in parts:
-                    part[own[0]] = row[shift : shift + width]
+                self._read_apart(offset, [(part[own[0]], shift) for part, shift in parts])
                 continue
             tokens = self._files.tokens(file)
             for part, shift in parts:
@@ -159,3 +175,13 @@ class WindowReader:
                     strides = (size * self._stride, size)
                     start = size * (offset + shift)
                     part[own] = np.ndarray(shape, integers, tokens, start, strides)
+
+    def _read_apart(self, position: int, parts: list[tuple[np.ndarray, int]]) -> None:
+        """Copy a row across the end of a file, or of a source."""
+        row = np.empty(self._length(position, self._width), parts[0][0].dtype)
+        self._files.copy(position, row)
+        for part, shift in parts:
+            tokens = row[shift : shift + len(part)]
+            part[: len(tokens)] = tokens
+            if len(tokens) < len(part):
+                part[len(tokens) :] = IGNORE_INDEX if shift else self._pad

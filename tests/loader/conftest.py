@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from loader import resolve_plan
+from tests.loader.shared import rotated, turn
 
 if find_spec("torch") is not None:
     import torch.utils.data
@@ -151,15 +152,25 @@ def reference_rows(tree: Tree, plan, split: str = "train") -> tuple[list[str], n
             )
         ]
     else:
-        names = [s.name for s in plan.valid for _ in range((s.num_tokens - 1) // plan.seq_len)]
-    stride = plan.seq_len + (1 if plan.window_stride == "seq_len+1" else 0)
+        names = [s.name for s in plan.valid for _ in range(-(-(s.num_tokens - 1) // plan.seq_len))]
+    stride = plan.seq_len + (split == "train" and plan.window_stride == "seq_len+1")
     cursor, rows = dict.fromkeys(names, 0), []
     for name in names:
         tokens = tree.tokens[name, split]
         at = np.arange(cursor[name], cursor[name] + plan.seq_len + 1)
-        rows.append(tokens[at % len(tokens)] if plan.on_exhaust == "wrap" else tokens[at])
+        row = tokens[at % len(tokens)].astype(np.int64)
+        if split == "valid":  # padded, with a target of -100 at the end
+            row[at >= len(tokens)] = EOS
+            row[-1] = row[-1] if at[-1] < len(tokens) else -100
+        rows.append(row)
         cursor[name] += stride
-    return names, np.array(rows, np.int64)
+    if split == "train":
+        for step in range(len(rows) // plan.batch_size):
+            of_step = slice(step * plan.batch_size, (step + 1) * plan.batch_size)
+            by = turn(plan, step)
+            names[of_step] = rotated(names[of_step], by)
+            rows[of_step] = rotated(rows[of_step], by)
+    return names, np.array(rows)
 
 
 def mixture_toml(path: Path, stages: dict[str, tuple[int, dict[str, float]]]) -> tuple[Path, Path]:

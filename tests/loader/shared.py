@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from loader import DeterministicLoader, build_loader
+from loader import DeterministicLoader, LoaderPlan, build_loader
 
 
 def open_loader(cfg: object, *args: Any, **kwargs: Any) -> DeterministicLoader:
@@ -28,6 +28,31 @@ def all_rows(loader: DeterministicLoader) -> np.ndarray:
     if loader.step == loader.num_steps:
         return np.empty((0, loader.plan.seq_len + 1), np.int64)
     return rows_of(loader)
+
+
+def turn(plan: LoaderPlan, step: int) -> int:
+    """By how many rows a step is rotated, as the page of formats defines it."""
+    stages = [(sum(s.num_sequences for s in plan.stages[:i]), s) for i, s in enumerate(plan.stages)]
+    stage = [s for start, s in stages if start <= step * plan.batch_size][-1]
+    if plan.format == "nmoe-loader-plan/1" or len(stage.sources) == 1:
+        return 0
+    golden, bits = 0x9E3779B97F4A7C15, 2**64
+    return mixed((mixed(mixed(golden + plan.seed) + golden + 3) + (step + 1) * golden) % bits) % (
+        plan.batch_size
+    )
+
+
+def mixed(x: int) -> int:
+    """The finaliser of SplitMix64."""
+    x %= 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def rotated(rows: Sequence[Any], by: int) -> list[Any]:
+    """The rows of a step, the row `by` first."""
+    return [*rows[by:], *rows[:by]]
 
 
 def remainders(n: int, weights: dict[str, int], owed: dict[str, Fraction]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from math import sqrt
 import pytest
 
 from loader import build_loader
-from tests.loader.shared import check_least_consumed, remainders
+from tests.loader.shared import check_least_consumed, remainders, rotated, turn
 from tests.refusals import refused
 
 SEQ_LEN, WINDOW = 4, 40
@@ -94,14 +94,17 @@ def open_ranks(world: World, run: Run, world_size: int, state: dict | None = Non
 
 
 def read(world: World, ranks: list, num_steps: int) -> list[list[tuple[str, int]]]:
-    """Source and window of each sequence of the next steps, as the ranks together read them."""
+    """Source and window of each sequence of the next steps, as the ranks together read them; each
+    step in the order of the policy."""
     steps = []
     for _ in range(num_steps):
         steps.append([])
+        turned = turn(ranks[0].plan, ranks[0].step)
         for batch in [rank.next_with_meta() for rank in ranks]:
             for row, i in zip(batch.inputs, batch.source_index):
                 name = batch.source_names[i]
                 steps[-1].append((name, world.windows[name, row.astype("<u4").tobytes()]))
+        steps[-1] = rotated(steps[-1], -turned)
     return steps
 
 
@@ -240,7 +243,10 @@ def test_phases_stay_at_their_global_step_whatever_was_read(world, policy, count
         part = batches[start - first : stop - first]
         scale = max((s for s, _ in run.phases if s <= start), default=1)
         assert {batch.lr_scale for batch in part} == {1 / scale}
-        picks = [batch.source_names[i] for batch in part for i in batch.source_index]
+        picks = []
+        for step, batch in enumerate(part, loader.num_steps - len(batches) + start - first):
+            names = [batch.source_names[i] for i in batch.source_index]
+            picks += rotated(names, -turn(loader.plan, step))
         check_segment(world, policy, picks, weights)
 
 

@@ -1,5 +1,6 @@
 """A loader for this process, and batches and rows in the forms that trainers take."""
 
+import copy
 import pickle
 import sys
 from itertools import chain
@@ -147,6 +148,11 @@ def test_batches_are_copied_to_the_device_that_is_named(cfg):
         ({"extras": ("cu_seqlens",)}, "extras need form = 'dict'"),
         ({"form": "dict", "dtype": "uint32"}, "labels, contain -100"),
         ({"device": "cpu", "backend": "numpy"}, "pin_memory and device need torch"),
+        ({"device": "nowhere"}, "device: this process has no such device"),
+        ({"batch_size": 4}, "a setting of the run, not an argument of the loader"),
+        ({"shuffle": True}, 'read_config("run.toml") | {"shuffle": ...}'),
+        ({"num_workers": 4}, "use WorkerLoader"),
+        ({"prefech": 2}, "did you mean 'prefetch'?"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(cfg, options, named):
@@ -154,6 +160,18 @@ def test_options_that_do_not_fit_are_refused(cfg, options, named):
         pytest.importorskip("torch")
     with refused("E-CONFIG", naming=[named]):
         open_loader(cfg, **options)
+
+
+def test_a_directory_is_named_as_data(two_stages):
+    with refused("E-CONFIG", naming=["a directory", '{"data_path": ']):
+        open_loader(two_stages.tree.root / "web")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_a_loader_cannot_be_copied_and_names_what_to_send(cfg, copied, prefetch):
+    with open_loader(cfg, prefetch=prefetch) as opened, refused("E-CONFIG", naming=["state_dict"]):
+        copied(opened)
 
 
 def test_without_torch_batches_are_arrays_and_a_request_for_torch_is_refused(cfg, monkeypatch):

@@ -45,7 +45,7 @@ def test_plan_file_holds_the_published_fields(saved):
         "format plan_hash plan_id tokenizer vocab_size eos_token_id seq_len batch_size seed policy"
         " window_stride on_exhaust stages valid root"
     )
-    assert value["format"] == "nmoe-loader-plan/1"
+    assert value["format"] == "nmoe-loader-plan/2"
     assert value["root"] == ".."
     assert (value["tokenizer"], value["vocab_size"], value["eos_token_id"]) == ("toy", 1000, 999)
     pretrain, mid = value["stages"]
@@ -90,7 +90,7 @@ def test_plan_hash_ignores_only_paths_and_names(saved):
 
 
 WRONG_VALUES = [
-    *[("format", "nmoe-loader-plan/2"), ("seed", -1), ("seq_len", 0), ("seq_len", 16.0)],
+    *[("format", "nmoe-loader-plan/3"), ("seed", -1), ("seq_len", 0), ("seq_len", 16.0)],
     *[("batch_size", True), ("batch_size", 121), ("policy", "random"), ("on_exhaust", "stop")],
     *[("window_stride", "1"), ("eos_token_id", 1000), ("stages", []), ("stages", {})],
     *[("polcy", "swrr"), ("root", "/"), ("root", "a\0b"), ("root", "\ud800"), ("valid", None)],

@@ -48,9 +48,9 @@ def run_of(tree, **settings) -> LoaderPlan:
 
 
 def stream_of(plan: LoaderPlan) -> list[tuple[str, int]]:
-    """Source and window of every sequence."""
+    """Source and window of every sequence, in the order of the policy."""
     stream = Stream(plan, "train")
-    sources, windows = stream.schedule.locate(0, stream.num_sequences)
+    sources, windows = stream.schedule.in_order(0, stream.num_sequences)
     names = [stream.source_names[i] for i in sources]
     stream.close()
     return list(zip(names, windows.tolist()))

@@ -220,6 +220,10 @@ def test_inputs_and_targets_lie_in_memory_of_their_own(two_stages, packing, pref
     cfg = two_stages.cfg | {"packing": packing, "on_exhaust": "wrap"}
     for split in ("train", "valid"):
         options = {"split": split, "dtype": dtype, "prefetch": prefetch}
+        if (split, dtype) == ("valid", "uint32"):
+            with refused("E-CONFIG", naming=["targets of packed, padded or masked rows"]):
+                build_loader(cfg, 1, 3, **options)
+            continue
         loader = build_loader(cfg, 1, 3, backend="torch", **options)[0]
         strided = build_loader(cfg, 1, 3, backend="numpy", contiguous=False, **options)[0]
         held = list(loader)  # beyond the number of buffers: none of them is filled again

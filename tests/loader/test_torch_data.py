@@ -89,7 +89,8 @@ def test_state_of_one_worker_continues_that_worker(two_stages, monkeypatch):
     with WorkerLoader(halved, num_workers=0) as loader:
         loader.load_state_dict(state["loader"])
         n = state["loader"]["global_sequence_index"]
-        np.testing.assert_array_equal(rows_of([loader.next()]), whole.reshape(-1, 17)[n : n + 6])
+        found = rows_of([loader.next(), loader.next()]).tolist()
+        assert sorted(found) == sorted(whole.reshape(-1, 17)[n : n + 12].tolist())
 
 
 def test_plain_states_and_counts_of_another_run_start_all_workers_there(tree):
@@ -143,7 +144,8 @@ def test_a_worker_loader_gives_the_batch_of_its_position_after_a_skip_and_an_err
         loader.skip()
         np.testing.assert_array_equal(rows_of([loader.next()]), whole[2])
         last.rename(away)
-        with pytest.raises(FormatError, match="changed while it was in use"):
+        # A worker may not have opened the files yet.
+        with pytest.raises(FormatError, match=r"changed while it was in use|no such file"):
             rows_of(loader)
         away.rename(last)
         step = loader.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,8 @@ def with_remixes(plan: LoaderPlan, tree: Tree) -> tuple[LoaderPlan, dict[str, st
     said = {}
     for path in tree.remixes():
         certificate = verify_certificate(path)
+        # A run keeps the format in which it was planned.
+        plan = replace(plan, format=certificate.before.format)
         if certificate.before.plan_hash != plan.plan_hash:
             raise PlanError(
                 "a remix continues another plan than configuration and data define now",

@@ -18,7 +18,7 @@ from loader.files.format import (
 )
 from loader.files.regular import read_file
 from loader.plan.file import load_plan
-from loader.plan.records import PLAN_FORMAT
+from loader.plan.records import PLAN_FORMATS
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.manifest import entry_row, files_beside, named_files
@@ -43,7 +43,7 @@ class Piece:
 
 def is_plan(path: Path) -> bool:
     """Whether a JSON file is a loader plan rather than a manifest."""
-    return path.is_file() and read_json_object(path).get("format") == PLAN_FORMAT
+    return path.is_file() and read_json_object(path).get("format") in PLAN_FORMATS
 
 
 def pieces_of(path: Path) -> list[Piece]:

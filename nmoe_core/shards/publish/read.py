@@ -26,7 +26,7 @@ from loader.files.format import (
 )
 from loader.files.nested import json_value
 from loader.plan.file import PlanFile, load_plan
-from loader.plan.records import PLAN_FORMAT, LoaderPlan
+from loader.plan.records import PLAN_FORMATS, LoaderPlan
 from loader.plan.remote import uncommitted
 from nmoe_core.base.errors import FormatError, NmoeError
 from nmoe_core.shards.manifest import left_out
@@ -109,7 +109,7 @@ def opened(where: str) -> Iterator[Opened]:
         except ValueError:
             value = {}
         name = join(url, "").rpartition("/")[2]
-        if isinstance(value, dict) and value.get("format") == PLAN_FORMAT:
+        if isinstance(value, dict) and value.get("format") in PLAN_FORMATS:
             plan = PlanFile(value, url).plan()
             base = join(base, plan.root)
             content = json.dumps(value | {"root": "."}).encode()
