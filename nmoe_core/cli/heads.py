@@ -264,7 +264,9 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         for name in ("source", "length"):
             alone = _two(found[f"spearman_{name}_only"])
             rows.append([f"{name} alone", found["n"], alone, *[None] * 4])
-        rows.append(["noise ceiling", None, _two(found["noise_ceiling"]), *[None] * 4])
+        twice = found.get("noise_ceiling_documents")
+        ceiling = _with_interval(found, "noise_ceiling")
+        rows.append(["noise ceiling, estimated", twice, ceiling, *[None] * 4])
     header = [split, "documents", "Spearman (95 %)", "within source (95 %)", "AUC", "top fifth"]
     print_table([*header, "bottom fifth"], rows)
     print("Spearman: with the oracle's scores, on documents outside the training labels", end="")
@@ -288,7 +290,7 @@ def _cost(costs: list[dict[str, Any]]) -> str:
 
 
 def _with_interval(found: dict[str, Any], name: str) -> str:
-    if found[f"{name}_ci95"] is None:
+    if found.get(f"{name}_ci95") is None:
         return _two(found[name])
     low, high = found[f"{name}_ci95"]
     return f"{_two(found[name])} ({low:.2f} to {high:.2f})"

@@ -6,6 +6,7 @@ because a corpus may hold the same text under several ids, in train and in val.
 """
 
 import contextlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,11 @@ from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.agreement import agreement, baselines
 
 MIN_DOCUMENTS = 3
+# A share of the noise ceiling is given from so many documents on that were labelled twice, if its
+# interval is at most so wide. Of fewer documents, mainly ceilings that are too high by chance would
+# have narrow intervals.
+MIN_LABELLED_TWICE = 200
+MAX_CEILING_WIDTH = 0.3
 TOP_SHARE = 0.2  # size of the best and of the worst fifth of the documents
 
 
@@ -83,11 +89,9 @@ def head_metrics(
     metrics |= selection_metrics(given, oracle)
     if student is not None:
         metrics |= _beside_student(given, labels.scale.aggregate(student[good]), oracle)
-    ceiling = _noise_ceiling(labels.path)
-    share = metrics["spearman"] / ceiling if ceiling and metrics["spearman"] else None
+    metrics |= noise_ceiling(labels.path)
     return metrics | {
-        "noise_ceiling": ceiling,
-        "share_of_ceiling": share and round(share, 6),
+        **share_of_ceiling(metrics),
         "num_failed": int((fresh.rows & ~is_finite).sum()),
         "num_trained_on": fresh.num_seen,
         "num_repeated": fresh.num_repeated,
@@ -148,12 +152,43 @@ def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) ->
     }
 
 
-def _noise_ceiling(labels: Path) -> float | None:
-    """The best rank correlation that the oracle's noise allows; None if the noise was not
-    measured."""
+def noise_ceiling(labels: Path) -> dict[str, Any]:
+    """An estimate of the rank correlation of a perfect head with one labelling, with its interval
+    and its number of documents: the root of the agreement of two labellings that differ only by the
+    order of the questions. Sampled answers are no such pair: they are noisier than the labels.
+    None if documents were not labelled in both orders."""
     path = labels.with_name(f"{labels.stem.replace('labels', 'noise', 1)}.json")
-    ceiling = (read_noise(path) or {}).get("ceiling")
-    return float(ceiling) if isinstance(ceiling, int | float) and 0 < ceiling <= 1 else None
+    found = (read_noise(path) or {}).get("kinds", {}).get("order") or {}
+    ends = found.get("reliability"), *(found.get("reliability_ci95") or ())
+    roots = [round(math.sqrt(max(0.0, end)), 6) for end in ends if end is not None]
+    value, *interval = roots if len(roots) == 3 else (None,)
+    return {
+        "noise_ceiling": value,
+        "noise_ceiling_ci95": interval or None,
+        "noise_ceiling_documents": found.get("count", 0),
+    }
+
+
+def share_of_ceiling(metrics: dict[str, Any]) -> dict[str, Any]:
+    """The rank correlation as a share of the noise ceiling, with an interval from the intervals of
+    both (Zou and Donner 2008); None of fewer than `MIN_LABELLED_TWICE` documents, or if
+    the interval is wider than `MAX_CEILING_WIDTH`."""
+    none: dict[str, Any] = {"share_of_ceiling": None, "share_of_ceiling_ci95": None}
+    given = [metrics[f"{name}_ci95"] for name in ("spearman", "noise_ceiling")]
+    if None in given or metrics["noise_ceiling_documents"] < MIN_LABELLED_TWICE:
+        return none
+    if min(end for ends in given for end in ends) <= 0:
+        return none
+    (low, high), (lowest, highest) = np.log(given)
+    value = math.log(metrics["spearman"])
+    ceiling = math.log(metrics["noise_ceiling"])
+    least = value - ceiling - math.hypot(value - low, highest - ceiling)
+    most = value - ceiling + math.hypot(high - value, ceiling - lowest)
+    ends = [round(math.exp(end), 6) for end in (least, most)]
+    if ends[1] - ends[0] > MAX_CEILING_WIDTH:
+        return none
+    share = round(metrics["spearman"] / metrics["noise_ceiling"], 6)
+    return {"share_of_ceiling": share, "share_of_ceiling_ci95": ends}
 
 
 def document_lengths(doc_ids: Sequence[str]) -> np.ndarray:
@@ -255,8 +290,12 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
             f"A student without a backbone, fitted on the same labels, reaches {student}; this "
             f"head's is higher by {_cell(metrics, 'gain_over_student')}."
         )
-    if metrics["share_of_ceiling"] is not None:
-        lines.append(f"Share of the oracle's noise ceiling: {metrics['share_of_ceiling']:.3f}.")
+    if metrics.get("noise_ceiling_ci95"):
+        said = f"Estimated noise ceiling of Spearman: {_cell(metrics, 'noise_ceiling')}, from "
+        said += f"{metrics['noise_ceiling_documents']} documents that the oracle scored twice"
+        share = metrics["share_of_ceiling"]
+        said += "" if share is None else f"; share reached: {_cell(metrics, 'share_of_ceiling')}"
+        lines.append(f"{said}.")
     return lines
 
 

@@ -11,7 +11,7 @@ from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.report.corpus import UNREADABLE, Corpus, readable_manifest
 from nmoe_core.tasks.report.origins import facts, origin
-from nmoe_core.tasks.report.sections import language_shares
+from nmoe_core.tasks.report.sections import language_shares, with_interval
 from nmoe_core.tasks.report.summary import head_headers
 from nmoe_core.tasks.selection.outcome import left_out, rule_of
 
@@ -117,12 +117,16 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
             yield f"Cannot be shown: {_plain(one_line(error))}"
     if headers := head_headers(run):
         yield "\n## Graders\n"
-        yield "Spearman's correlation with the oracle, on held-out documents.\n"
-        yield "| grader | documents | Spearman |"
-        yield "|---|---|---|"
+        yield "Spearman's correlation with the oracle's scores, with 95 % intervals. No choice used"
+        yield "documents of `test`; those of `val` set thresholds, and chose the grader if `auto`.\n"
+        yield "| grader | oracle | slice | documents | Spearman |"
+        yield "|---|---|---|---|---|"
         for kind, header in headers.items():
-            metrics = header["metrics"]
-            yield f"| {kind} | {metrics['n']:,} | {metrics['spearman'] or 0:.3f} |"
+            split = "test" if header.get("test_metrics") else "val"
+            metrics = header["test_metrics" if split == "test" else "metrics"]
+            oracle = _plain(f"{header['scorer_model']} {header['scorer_version']}")
+            figure = (with_interval(metrics, "spearman") if metrics else None) or "-"
+            yield f"| {kind} | {oracle} | {split} | {metrics.get('n', 0):,} | {figure} |"
     if found["kept"] is not None and run.tree.plan.is_file():
         yield "\n## Use\n"
         yield "    from loader import build_loader"

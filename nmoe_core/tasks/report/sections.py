@@ -121,23 +121,23 @@ def _thresholds(corpus: Corpus) -> Iterator[object]:
 def _scoreboard(corpus: Corpus) -> Iterator[object]:
     yield paragraph(
         "How well each grader's ranking agrees with the oracle's, on held-out documents, with 95 % "
-        "intervals; test labels are not used to choose a grader. If the oracle scored some "
-        "documents twice, its own agreement is the noise ceiling of Spearman's correlation. A "
-        "grader that is no better than the length alone has not learned quality. AUC: the "
-        "probability that a document from the half that the oracle scores higher is ranked above "
-        "a document from the other half. Top "
-        "fifth: the share of the grader's top fifth in the oracle's top fifth. Bottom fifth: the "
-        "share of its bottom fifth in the oracle's better half."
+        "intervals; test labels are not used to choose a grader. Noise ceiling: an estimate of "
+        "a perfect grader's correlation with one labelling, if the oracle scored some documents "
+        "in two orders of its questions. AUC: the probability that a document from the half that "
+        "the oracle scores higher is ranked above a document from the other half. Top fifth: the "
+        "share of the grader's top fifth in the oracle's top fifth. Bottom fifth: the share of its "
+        "bottom fifth in the oracle's better half."
     )
     names = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
     names += ("false_drops_bottom_fifth",)
-    ends = ("mae_aggregate", "spearman_source_only", "spearman_length_only", "noise_ceiling")
+    ends = ("mae_aggregate", "spearman_source_only", "spearman_length_only")
     rows = []
     for kind, splits in scoreboard(corpus.run).items():
         for split, found in splits.items():
             if found:
-                figures = (_with_interval(found, name) for name in names)
-                rows.append([kind, split, found["n"], *figures, *map(found.get, ends)])
+                figures = (with_interval(found, name) for name in names)
+                ceiling = with_interval(found, "noise_ceiling")
+                rows.append([kind, split, found["n"], *figures, *map(found.get, ends), ceiling])
     header = ["grader", "split", "documents", "Spearman", "within source", "AUC", "top fifth"]
     header += ["bottom fifth", "mean error", "source alone", "length alone", "noise ceiling"]
     yield table(header, rows)
@@ -153,9 +153,10 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
         yield note("The backbone has random weights: it is a placeholder for a real one.")
 
 
-def _with_interval(found: dict[str, Any], name: str) -> str | None:
-    value = found[name]
-    bounds = found[f"{name}_ci95"]
+def with_interval(found: dict[str, Any], name: str) -> str | None:
+    """A figure with its 95 % interval, or None if it is undefined."""
+    value = found.get(name)
+    bounds = found.get(f"{name}_ci95")
     interval = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
     return None if value is None else f"{value:.3f}{interval}"
 

@@ -1,10 +1,14 @@
 """How well a grader selects: against scikit-learn, and against every order of equal scores."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from nmoe_core.quality.heads.metrics import selection_metrics
+from nmoe_core.base.intervals import spearman, spearman_interval
+from nmoe_core.quality.heads.metrics import noise_ceiling, selection_metrics, share_of_ceiling
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -48,3 +52,48 @@ def test_an_oracle_without_spread_has_no_better_half() -> None:
     found = selection_metrics(np.arange(10.0), np.ones(10))
     assert found["auc_better_half"] is found["auc_better_half_ci95"] is None
     assert found["precision_top_fifth"] == 1  # all are its best
+
+
+@pytest.mark.parametrize(("labels", "twice"), [(500, 199), (500, 200), (2000, 500)])
+def test_a_perfect_head_reaches_the_noise_ceiling_within_its_interval(
+    tmp_path: Path, labels: int, twice: int
+) -> None:
+    """The lower of two estimates said that perfect heads exceed the ceiling in 67 % of runs."""
+    rng = np.random.default_rng(labels + twice)
+    noise = tmp_path / "noise_val.json"
+    given: list[bool] = []
+    for _ in range(150):
+        quality = rng.standard_normal(labels)
+        first, second = (labelled(rng, quality) for _ in range(2))
+        agreement = {
+            "count": twice,
+            "reliability": spearman(first[:twice], second[:twice]),
+            "reliability_ci95": spearman_interval(first[:twice], second[:twice]),
+        }
+        noise.write_text(json.dumps({"kinds": {"order": agreement, "sampling": {"ceiling": 0.1}}}))
+        metrics = {
+            "spearman": spearman(quality, first),
+            "spearman_ci95": spearman_interval(quality, first),
+            **noise_ceiling(tmp_path / "labels_val.jsonl"),
+        }
+        assert metrics["noise_ceiling_documents"] == twice
+        interval = share_of_ceiling(metrics)["share_of_ceiling_ci95"]
+        if interval is not None:
+            assert interval[1] - interval[0] <= 0.3
+            given.append(interval[0] <= 1 <= interval[1])
+    assert (len(given) > 50) == (twice >= 200)
+    assert sum(given) >= 0.93 * len(given)
+
+
+def labelled(rng: np.random.Generator, quality: np.ndarray) -> np.ndarray:
+    """One labelling: the mean of five noisy grades."""
+    grades = [np.rint(2 + quality + rng.normal(0, 2, len(quality))) for _ in range(5)]
+    return np.clip(grades, 0, 4).mean(0)
+
+
+def test_there_is_no_ceiling_if_only_sampled_answers_were_compared(tmp_path: Path) -> None:
+    noise = {"kinds": {"sampling": {"reliability": 0.8, "reliability_ci95": [0.7, 0.9]}}}
+    (tmp_path / "noise_val.json").write_text(json.dumps(noise))
+    found = noise_ceiling(tmp_path / "labels_val.jsonl")
+    assert found["noise_ceiling"] is None
+    assert share_of_ceiling({"spearman_ci95": (0.5, 0.6)} | found)["share_of_ceiling"] is None
