@@ -144,10 +144,10 @@ def _show_ablation(found: dict[str, Any]) -> None:
         bits = one["bits_per_byte"]
         for arm in bits:
             saved = one.get(f"{arm}_saves", {})
-            cells = [_shown(saved.get(key)) for key in ("share", "ci95_seeds", "ci95_documents")]
+            cells = [_shown(saved.get(key)) for key in ("share", "ci95")]
             rows.append([name, one["documents"], arm, bits[arm], *cells])
     header = ["evaluated on", "documents", "trained on", "bits per byte"]
-    print_table([*header, "saves", "95 % over seeds", "over documents"], rows)
+    print_table([*header, "saves", "95 % interval"], rows)
     print()
     for line in found["says"]:
         print(line)

@@ -63,6 +63,7 @@ class Texts:
 
     Attributes:
         evaluation: Texts of each set by its name: `kept`, `all`, and `own` if given.
+        sources: The source of each text of an evaluation set; the user's texts have one source.
         left_out: Number of texts of `own` that are excluded because a grader was fitted, chosen or
             calibrated on them.
 
@@ -88,9 +89,11 @@ class Texts:
         self._held: dict[str, set[int]] = {name: set() for name in names}
         self._eval_tokens: list[np.ndarray] = []
         self.left_out = 0
-        self.evaluation = {name: self._evaluation(name, count) for name in ("kept", "all")}
+        drawn = {name: self._evaluation(name, count) for name in ("kept", "all")}
         if own is not None:
-            self.evaluation["own"] = self._own(own)
+            drawn["own"] = [("", text) for text in self._own(own)]
+        self.evaluation = {name: [text for _, text in found] for name, found in drawn.items()}
+        self.sources = {name: [source for source, _ in found] for name, found in drawn.items()}
         for name, texts in self.evaluation.items():
             if len(texts) < 10:
                 raise CurationError(
@@ -111,6 +114,13 @@ class Texts:
         quotas = self._quotas(num_tokens)
         return {arm: self._draw(arm, quotas, seed) for arm in ARMS}
 
+    def share_read(self, arm: str, num_tokens: int) -> float:
+        """The share of an arm's available tokens that one seed draws."""
+        numbers = {name: self._numbers(arm, name) for name in self._sources}
+        return num_tokens / sum(
+            int(self._sources[s].lengths[of].sum()) for s, of in numbers.items()
+        )
+
     def _read(self, source: str, labelled: set[str]) -> _Documents:
         files: list[ShardFile] = []
         kept: list[np.ndarray] = []
@@ -126,10 +136,10 @@ class Texts:
             files, np.concatenate(kept), np.minimum(lengths - 1, MAX_TOKENS), has_label | same
         )
 
-    def _evaluation(self, name: str, count: int) -> list[bytes]:
-        """Documents of an evaluation set: the same number from each source that has enough
-        documents."""
-        found: list[bytes] = []
+    def _evaluation(self, name: str, count: int) -> list[tuple[str, bytes]]:
+        """Documents of an evaluation set with their sources: the same number from each source that
+        has enough documents."""
+        found: list[tuple[str, bytes]] = []
         share = -(-count // len(self._sources))
         for source, one in self._sources.items():
             rng = np.random.default_rng([self._run.loader.seed, len(name)])
@@ -140,7 +150,7 @@ class Texts:
             self._held[source] |= {numbers[k] for k in fresh}
             self._eval_tokens += [tokens[k] for k in fresh]
             texts = [self._bytes(tokens[k])[:EVAL_BYTES] for k in fresh]
-            found += [text for text in texts if text]
+            found += [(source, text) for text in texts if text]
         return found
 
     def _own(self, path: Path) -> list[bytes]:

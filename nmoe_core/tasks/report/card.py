@@ -118,7 +118,7 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
     if headers := head_headers(run):
         yield "\n## Graders\n"
         yield "Spearman's correlation with the oracle's scores, with 95 % intervals. No choice used"
-        yield "documents of `test`; those of `val` set thresholds, and chose the grader if `auto`.\n"
+        yield "documents of `test`; those of `val` set thresholds, chose the grader if `auto`.\n"
         yield "| grader | oracle | slice | documents | Spearman |"
         yield "|---|---|---|---|---|"
         for kind, header in headers.items():

@@ -13,7 +13,7 @@ from nmoe_core.cli import main
 from nmoe_core.shards.documents import DocumentReader, document_ids
 from nmoe_core.tasks.ablate.arms import ARMS, Texts
 from nmoe_core.tasks.ablate.model import BATCH, CONTEXT, document_bits, train, windows_of
-from nmoe_core.tasks.ablate.result import t_interval
+from nmoe_core.tasks.ablate.result import effect
 from nmoe_core.tasks.selection.rule import select_shards
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import Project, jsonl_source, said, write_project
@@ -128,9 +128,10 @@ def test_a_planted_difference_is_found_and_written(
     for name in ("kept", "own"):
         bits = found["evaluation"][name]["bits_per_byte"]
         assert bits["kept"] < bits["random"] < bits["dropped"]
-        assert found["evaluation"][name]["kept_saves"]["ci95_documents"][0] > 0
-        assert found["evaluation"][name]["kept_saves"]["ci95_seeds"][0] > 0
-    assert "kept text saves" in found["says"][0]
+        assert found["evaluation"][name]["kept_saves"]["share"] > 0
+    assert found["primary"] == "own"
+    assert "this set is not the one that decides" in found["says"][0]
+    assert "it lowers the loss" in found["says"][-1]
 
 
 def read_json(project: Project) -> dict[str, object]:
@@ -167,6 +168,41 @@ def test_windows_hold_every_byte_once_behind_a_separator() -> None:
     assert windows[1, 0] == windows[0, -1]
 
 
-def test_the_interval_over_seeds_is_students() -> None:
-    assert t_interval([1.0, 2.0, 3.0]) == pytest.approx((-0.484138, 4.484138))
-    assert t_interval([1.0]) is None
+def bits_of_a_null(
+    rng: np.random.Generator, seeds: int, sources: int, read: float
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Bits `[seeds, 150]` of two arms that differ by chance: of a pool (a seed draws
+    the share `read` of it), of each seed's draw, each source, and each document."""
+    names = [str(i % sources) for i in range(150)]
+    size = rng.lognormal(7, 0.5, 150)
+    arms = []
+    for _ in range(2):
+        pool = rng.normal(0, 0.01 * read**0.5)
+        draws = rng.normal(0, 0.01 * (1 - read) ** 0.5, (seeds, 1))
+        own = rng.normal(0, 0.01, sources)[np.arange(150) % sources] * (sources > 1)
+        noise = rng.normal(0, 0.02, 150) + rng.normal(0, 0.01, (seeds, 150))
+        arms.append(size * (1 + pool + draws + own + noise))
+    return arms[0], arms[1], names
+
+
+@pytest.mark.parametrize("seeds", [3, 10, 20])
+@pytest.mark.parametrize(("sources", "read"), [(1, 0.07), (3, 0.07), (10, 0.3), (3, 0.5)])
+def test_arms_that_differ_by_chance_seldom_seem_to_differ(
+    seeds: int, sources: int, read: float
+) -> None:
+    rng = np.random.default_rng([seeds, sources])
+    wrong = 0
+    for _ in range(200):
+        low, high = effect(*bits_of_a_null(rng, seeds, sources, read), read)["ci95"]
+        wrong += not low <= 0 <= high
+    assert wrong / 200 <= 0.07  # 5 % and one and a half standard errors
+
+
+def test_a_gain_of_five_percent_is_seen_and_more_seeds_narrow_its_interval() -> None:
+    widths = []
+    for seeds in (3, 20):
+        ours, random, names = bits_of_a_null(np.random.default_rng(0), seeds, 5, 0.07)
+        low, high = effect(0.95 * ours, random, names, 0.07)["ci95"]
+        assert 0 < low < 0.05 < high
+        widths.append(high - low)
+    assert widths[1] < widths[0]
