@@ -1,7 +1,6 @@
 """`python -m benchmarks.statistics`: how often each interval covers the truth, by simulation.
 
-Writes the table of docs/statistics.md. The truth of a setting is the figure of many documents. With 400
-samples a share has a standard error of 1 point.
+Writes the table of docs/statistics.md. The truth of a setting is the figure of many documents.
 """
 
 from __future__ import annotations
