@@ -192,7 +192,7 @@ def _take(path: Path, value: dict[str, Any], key: str, kind: type, where: str = 
 
 def _manifest_error(path: Path, found: str, expected: str) -> FormatError:
     return FormatError(
-        "not a valid manifest", where=path, found=found, expected=expected, code="E-MANIFEST-FORMAT"
+        "not a valid file", where=path, found=found, expected=expected, code="E-MANIFEST-FORMAT"
     )
 
 

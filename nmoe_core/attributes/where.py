@@ -6,17 +6,13 @@ Rows keep their order for any number of threads, since a query has one table and
 """
 
 import json
-import subprocess
-import sys
-import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from multiprocessing.connection import Pipe
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from nmoe_core.base.compute.limited import LimitedProcess
 from nmoe_core.base.errors import ConfigError
 
 MEMORY_BYTES = 3 * 2**30
@@ -50,16 +46,8 @@ class Where:
         self.schema = dict(schema)
         self._where = where
         columns = {f"c{i}": label for i, label in enumerate(schema)}
-        self._pipe, its_end = Pipe()
-        # -P: never import modules from the working directory, which may be hostile.
-        command = [sys.executable, "-P", "-m", "nmoe_core.attributes.sandbox"]
-        command.append(str(its_end.fileno()))
-        nowhere = subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            command, pass_fds=[its_end.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere
-        )
-        its_end.close()
-        self.close = weakref.finalize(self, _end, self._process, self._pipe)
+        self._process = LimitedProcess("nmoe_core.attributes.sandbox")
+        self.close = self._process.close
         labels = {}
         for column, label in columns.items():
             labels |= dict(_with_fields(label, [column], self.schema[label]))
@@ -92,14 +80,8 @@ class Where:
         return np.array(rows, np.bool_).reshape(len(self.clauses), table.num_rows)
 
     def _ask(self, frames: list[Any], limit_s: float) -> bytes:
-        answer = b""
-        with suppress(OSError):  # the process has ended, but may have answered before
-            for frame in frames:
-                self._pipe.send_bytes(frame)
-        with suppress(OSError, EOFError):
-            answer = self._pipe.recv_bytes() if self._pipe.poll(limit_s) else b""
+        answer = self._process.ask(frames, limit_s)
         if not answer:
-            self.close()
             raise ConfigError(
                 "the expression exceeded its limit of memory or time",
                 where=self._where,
@@ -122,12 +104,6 @@ class Where:
             do=do or None,
             code="E-SELECT-EXPRESSION",
         )
-
-
-def _end(process: subprocess.Popen[bytes], pipe: Any) -> None:
-    pipe.close()
-    process.kill()
-    process.wait()
 
 
 def _with_fields(label: str, path: list[str], kind: pa.DataType) -> Iterator[tuple[str, list[str]]]:

@@ -54,7 +54,7 @@ class Arriving:
                 self._event = torch.cuda.Event()
                 self._event.record()
 
-    def tolist(self) -> list[int]:
+    def tolist(self) -> list[Any]:
         """The values."""
         if self._event is not None:
             self._event.synchronize()

@@ -88,6 +88,7 @@ class Reference:
         fingerprint: Hex SHA-256 of everything that determines the ids of a text.
         vocab_size: One more than the largest id.
         own: Ids of `eos` and `bos` in the tokenizer's files.
+        directory: The directory of the tokenizer's files, if it has files.
         specials: Spellings that another library might parse as special tokens.
         added: Spellings that are one token each anywhere in a text.
         whole_texts: Whether texts must be encoded as a whole, because no cut is safe.
@@ -98,6 +99,7 @@ class Reference:
     fingerprint: str
     vocab_size: int
     own: dict[str, int]
+    directory: Path | None = None
     specials: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     whole_texts = False
@@ -114,6 +116,21 @@ class Reference:
     def row(self, text: str) -> Sequence[int]:
         """Token ids of one text."""
         raise NotImplementedError
+
+    def row_with_specials(self, text: str, is_prompt: bool) -> Sequence[int]:
+        """Token ids of one text, in which special tokens are recognised; with `is_prompt`, also the
+        tokens that the tokenizer adds to a text, such as BOS, unless the text begins with them."""
+        raise TokenizerError(
+            "this tokenizer cannot recognise special tokens in a text",
+            where=self.name,
+            expected="an encoding of tiktoken, or a tokenizer.json",
+            do="convert the tokenizer to a tokenizer.json",
+            code="E-TOKENIZER-SPECIAL",
+        )
+
+    def control_tokens(self) -> Iterable[str]:
+        """Spellings of the special tokens."""
+        return self.specials
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids."""
@@ -178,6 +195,12 @@ class TiktokenReference(Reference):
                 start = last
             ids: Any = np.concatenate([*parts, encode(text[start:])])
             return ids
+
+    def row_with_specials(self, text: str, is_prompt: bool) -> Sequence[int]:
+        return self.library.encode(text, allowed_special="all")
+
+    def control_tokens(self) -> Iterable[str]:
+        return self.library.special_tokens_set
 
     @cached_property
     def _blanks(self) -> re.Pattern[str]:

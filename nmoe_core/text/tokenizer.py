@@ -9,6 +9,8 @@ error is raised, and later processes do not use the engine; prep starts again wi
 
 import functools
 import logging
+import os
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +28,8 @@ from nmoe_core.text.tokenizer_files import BESIDE, JsonReference, PieceReference
 SAMPLE_SHARE = 0.03
 _SAMPLE_CHARS = 4000
 _LOAD_S = 0.3  # assumed seconds of the first sample, which loads the reference
+# Tokens of a prompt that are decoded with its continuation.
+_BEFORE = 8
 _DEFAULT = TokenizerSettings()
 _LOG = logging.getLogger(__name__)
 
@@ -96,17 +100,38 @@ class Tokenizer:
         try:
             return self._encoded(texts, payloads)
         except BaseException as error:
-            if isinstance(error, NmoeError | MemoryError) or not is_failure(error):
+            if not _is_of_library(error):
                 raise
             if len(texts) > 1:
                 return joined([self.encode_batch([text]).ids for text in texts])
-            raise TokenizerError(
-                f"the tokenizer cannot encode a text that begins with {texts[0][:40]!r}",
-                where=self.name,
-                found=one_line(error),
-                do="remove the text, or break up its repetition",
-                code="E-TOKENIZER-TEXT",
-            ) from error
+            raise self._cannot_encode(texts[0], error) from error
+
+    def encode_with_specials(self, text: str, *, is_prompt: bool = False) -> list[int]:
+        """Token ids of a text in which special tokens are recognised; with `is_prompt`, also the
+        tokens that the tokenizer adds to a text, such as BOS, unless the text begins with them.
+        Raises TokenizerError as `encode_batch`, or if the tokenizer is a SentencePiece model
+        (E-TOKENIZER-SPECIAL)."""
+        try:
+            return list(self._reference.row_with_specials(text, is_prompt))
+        except BaseException as error:
+            if not _is_of_library(error):
+                raise
+            raise self._cannot_encode(text, error) from error
+
+    @functools.cached_property
+    def control_tokens(self) -> re.Pattern[str]:
+        """Matches the special tokens in a text."""
+        longest_first = sorted(self._reference.control_tokens(), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def _cannot_encode(self, text: str, error: BaseException) -> TokenizerError:
+        return TokenizerError(
+            f"the tokenizer cannot encode a text that begins with {text[:40]!r}",
+            where=self.name,
+            found=one_line(error),
+            do="remove the text, or break up its repetition",
+            code="E-TOKENIZER-TEXT",
+        )
 
     def _encoded(self, texts: Sequence[str], payloads: Sequence[bytes] | None) -> Encoded:
         if self._fast is None:
@@ -156,6 +181,20 @@ class Tokenizer:
         if tokens and tokens[0] == self.bos_token_id:
             tokens = tokens[1:]
         return self._reference.decode(tokens)
+
+    def continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """The text that `ids` add to a prompt. It may begin with a blank, which `decode` would drop
+        for some tokenizers. Ids without a token are left out."""
+        before = [*prompt[-_BEFORE:]]
+        try:
+            known = self.decode(before)
+            text = self.decode([*before, *ids])
+        except KeyError:
+            names = self._reference.spellings().keys()
+            known = self.decode([i for i in before if i in names])
+            text = self.decode([i for i in [*before, *ids] if i in names])
+        same = os.path.commonprefix([known, text])  # noqa: RUF071 (of texts, not of paths)
+        return text[len(same) :]
 
     @functools.cached_property
     def _cut_rule(self) -> CutRule | None:
@@ -217,6 +256,11 @@ class Tokenizer:
                 do="run again: later runs do not use the engine",
                 code="E-TOKENIZER-DRIFT",
             )
+
+
+def _is_of_library(error: BaseException) -> bool:
+    """Whether an error is the failure of a library to encode a text."""
+    return not isinstance(error, NmoeError | MemoryError) and is_failure(error)
 
 
 def load_tokenizer(settings: TokenizerSettings | str = _DEFAULT) -> Tokenizer:

@@ -43,6 +43,7 @@ class JsonReference(Reference):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.directory = path.parent
         try:
             self.data: dict[str, Any] = orjson.loads(read_file(path))
             added = self.data.get("added_tokens") or []
@@ -75,6 +76,15 @@ class JsonReference(Reference):
     @cached_property
     def library(self) -> Any:
         """The library's tokenizer, set to encode special tokens as ordinary text."""
+        own = self._loaded()
+        own.encode_special_tokens = True
+        return own
+
+    @cached_property
+    def _with_specials(self) -> Any:
+        return self._loaded()
+
+    def _loaded(self) -> Any:
         try:
             import tokenizers
         except ImportError:
@@ -88,7 +98,6 @@ class JsonReference(Reference):
             raise unreadable(self.path, one_line(error)) from error
         own.no_truncation()
         own.no_padding()
-        own.encode_special_tokens = True
         return own
 
     def row(self, text: str) -> Sequence[int]:
@@ -96,6 +105,12 @@ class JsonReference(Reference):
         parts = [text] if self._inside is None else self._inside.split(text)
         encode = self.library.encode
         return [i for part in parts for i in encode(part, add_special_tokens=False).ids]
+
+    def row_with_specials(self, text: str, is_prompt: bool) -> Sequence[int]:
+        encode = self._with_specials.encode
+        ids = encode(text, add_special_tokens=False).ids
+        complete = encode(text).ids if is_prompt else ids
+        return ids if ids[:1] == complete[:1] else complete
 
     @cached_property
     def _inside(self) -> re.Pattern[str] | None:
@@ -154,6 +169,7 @@ class PieceReference(Reference):
             do = "pip install 'nmoe-data[sentencepiece]'"
             raise unreadable(path, "sentencepiece is not installed", do) from None
         try:
+            self.directory = path.parent
             self.data = read_file(path)
             self.library = sentencepiece.SentencePieceProcessor(model_proto=self.data)
             self.vocab_size = int(self.library.get_piece_size())

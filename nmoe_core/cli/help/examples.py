@@ -73,6 +73,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe train import-pt": ("nmoe train import-pt hydra_probe.pt",),
     "nmoe generate": (
         "nmoe generate prompts.jsonl -o answers.jsonl --checkpoint gpt-oss-20b --max-tokens 64",
+        "nmoe generate chats.jsonl -o samples.jsonl --checkpoint Qwen3-8B --n 4 --temperature 0.7",
     ),
     "nmoe curate": (
         "nmoe curate --input web.jsonl --model-dir gpt-oss-20b --output ordered.jsonl"

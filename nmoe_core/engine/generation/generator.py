@@ -30,7 +30,13 @@ from nmoe_core.engine.generation.requests import (
     checked_prompt,
     refused,
 )
-from nmoe_core.engine.generation.sampling import Sampling, checked, choose
+from nmoe_core.engine.generation.sampling import (
+    Sampling,
+    checked,
+    choose,
+    drawn_seed,
+    log_probabilities,
+)
 from nmoe_core.engine.generation.scheduler import Planned, Scheduler, wanted_rows
 from nmoe_core.engine.generation.scheduler import Sequence as Running
 from nmoe_core.engine.model import Transformer, check_vocabulary
@@ -45,9 +51,11 @@ Taken = dict[int, tuple[int, Request]]
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A pass whose tokens the host has not read yet: one token per sequence, at `places`."""
+    """A pass whose tokens the host has not read yet: one token per sequence, at `places`, and the
+    tokens' log-probabilities if a request wants them."""
 
     ids: Arriving
+    logprobs: Arriving | None
     sequences: list[Running]
     places: list[int]
 
@@ -197,13 +205,14 @@ class BatchedGenerator:
     ) -> list[list[int]]:
         """New tokens of every prompt, in order; a stop id ends a sequence and is not returned.
 
-        Prompt i is sampled at `temperature`, or by `sampling` with seed `sampling.seed + i`. All
-        prompts are checked before the first one starts. Raises as `complete`.
+        Prompts are sampled at `temperature`, or by `sampling`; prompt i has the seed
+        `drawn_seed(sampling.seed, i)`. All prompts are checked before the first one starts. Raises
+        as `complete`.
         """
         base = sampling or Sampling(temperature)
         stops = frozenset(stop_ids)
         requests = [
-            Request(prompt, max_tokens, replace(base, seed=base.seed + i), stops)
+            Request(prompt, max_tokens, replace(base, seed=drawn_seed(base.seed, i)), stops)
             for i, prompt in enumerate(prompts)
         ]
         for request in requests:
@@ -279,9 +288,13 @@ class BatchedGenerator:
     def _choose(self, logits: Tensor, sequences: list[Running], taken: Taken) -> Launched:
         """Choose the sequences' tokens on the device; a sequence ends after its last allowed
         token."""
-        samplings = [taken[sequence.seq_id][1].sampling for sequence in sequences]
+        requests = [taken[sequence.seq_id][1] for sequence in sequences]
         places = [len(sequence.tokens) for sequence in sequences]
-        launched = Launched(Arriving(choose(logits, samplings, places)), sequences, places)
+        ids = choose(logits, [request.sampling for request in requests], places)
+        logprobs = None
+        if any(request.logprobs for request in requests):
+            logprobs = Arriving(log_probabilities(logits, ids))
+        launched = Launched(Arriving(ids), logprobs, sequences, places)
         for sequence in sequences:
             self._scheduler.answer(sequence, UNKNOWN)
         return launched
@@ -291,16 +304,22 @@ class BatchedGenerator:
         `taken`."""
         done = []
         tokens = checked(launched.ids.tolist())
-        for sequence, place, token in zip(launched.sequences, launched.places, tokens):
+        logprobs = [0.0] * len(tokens) if launched.logprobs is None else launched.logprobs.tolist()
+        rows = zip(launched.sequences, launched.places, tokens, logprobs)
+        for sequence, place, token, logprob in rows:
             if sequence.seq_id not in taken:
                 continue
             index, request = taken[sequence.seq_id]
             sequence.tokens[place] = token
+            if request.logprobs:
+                sequence.logprobs.append(logprob)
             new = sequence.tokens[sequence.num_prompt : place + 1]
             if token in request.stop_ids:
-                done.append(Completion(index, new[:-1], "stop", token))
+                done.append(Completion(index, new[:-1], "stop", token, sequence.logprobs[:-1]))
+            elif request.is_end is not None and request.is_end(new):
+                done.append(Completion(index, new, "stop", None, sequence.logprobs))
             elif len(new) == sequence.max_tokens:
-                done.append(Completion(index, new, "length", None))
+                done.append(Completion(index, new, "length", None, sequence.logprobs))
             else:
                 continue
             del taken[sequence.seq_id]

@@ -1,8 +1,8 @@
 """Requests to a generator, and their results."""
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nmoe_core.base.errors import ConfigError
@@ -11,24 +11,34 @@ from nmoe_core.engine.generation.sampling import Sampling
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and how to continue it; a token of `stop_ids` ends the sequence and is not part of
-    the result."""
+    """A prompt and how to continue it.
+
+    A token of `stop_ids` ends the sequence and is not part of the result. `is_end`, called with the
+    new tokens after each token, may end it too. With `logprobs`, the result has log-probabilities.
+    """
 
     tokens: Sequence[int]
     max_tokens: int = 256
     sampling: Sampling = Sampling()  # noqa: RUF009 (frozen)
     stop_ids: frozenset[int] = frozenset()
+    is_end: Callable[[list[int]], bool] | None = None
+    logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The new tokens of request `index`; `stop_id` is the stop token that ended the sequence, or
-    None."""
+    """The new tokens of request `index`.
+
+    `stop_id` is the stop token that ended the sequence, or None. `logprobs` has the natural
+    logarithm of each token's probability under the model, before temperature, top-k and top-p; it
+    is empty unless requested.
+    """
 
     index: int
     tokens: list[int]
     finish_reason: Literal["stop", "length"]
     stop_id: int | None
+    logprobs: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nmoe_core.base.errors import CheckpointError, ConfigError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.engine.transfers import on_device
 
 NOT_FINITE = -1
@@ -78,6 +79,19 @@ def checked(ids: list[int]) -> list[int]:
             code="E-CHECKPOINT-LOGITS",
         )
     return ids
+
+
+def log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
+    """float32 [B]: the natural logarithm of the probability of each row's id, for float32 logits
+    [B, vocab] and ids [B] from `choose`."""
+    chosen = logits.gather(-1, ids.clamp(min=0)[:, None]).squeeze(-1)
+    return chosen - logits.logsumexp(-1)
+
+
+def drawn_seed(seed: int, *parts: str | int) -> int:
+    """The seed of one of several draws: part of the SHA-256 of the seed and of the parts that name
+    the draw. So the draws of different seeds, even of neighbouring ones, are independent."""
+    return int(sha256_json([seed, *parts])[:16], 16)
 
 
 def sample(logits: Tensor, sampling: Sampling, position: int) -> int:

@@ -11,7 +11,7 @@ its end, so all sequences finish.
 import itertools
 from bisect import insort
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nmoe_core.engine.generation.cache import PagedCache
 from nmoe_core.engine.generation.prefixes import Node, PrefixTree
@@ -34,6 +34,7 @@ class Sequence:
     slot: int = -1
     num_cached: int = 0
     is_answered: bool = True
+    logprobs: list[float] = field(default_factory=list)
 
     @property
     def num_missing(self) -> int:

@@ -37,10 +37,9 @@ from nmoe_core.engine.weights.mxfp4 import (
     decode_into,
 )
 from nmoe_core.engine.weights.weight_files import (
-    CONFIG_NAME,
     WeightFiles,
     find_checkpoint,
-    read_checkpoint_json,
+    read_config,
     weight_files,
 )
 
@@ -87,7 +86,7 @@ def open_checkpoint(
     (E-CHECKPOINT-FILE) or tensors do not match the config (E-CHECKPOINT-TENSOR).
     """
     place = find_checkpoint(path)
-    config = config or ModelConfig.from_dict(read_checkpoint_json(place / CONFIG_NAME))
+    config = config or read_config(place)
     files = WeightFiles(weight_files(place))
     layout = detect_layout(config, files.specs, place)
     check_tensors(config, layout, files.specs, place)

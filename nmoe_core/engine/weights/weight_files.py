@@ -132,9 +132,11 @@ def find_checkpoint(path: str | Path) -> Path:
         for file in sorted(place.glob("*")):
             if file.suffix in PICKLE_SUFFIXES:
                 raise pickle_refused(file)
+    is_gguf = root.suffix == ".gguf" or any(root.glob("*.gguf"))
     raise CheckpointError(
         "no checkpoint at this path",
         where=root,
+        found="GGUF, which the engine does not read" if is_gguf else None,
         expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
         do="give the directory with these files",
         code="E-CHECKPOINT-MISSING",
@@ -159,7 +161,12 @@ def checkpoint_digest(path: str | Path) -> str:
 
 def read_config(path: str | Path) -> ModelConfig:
     """The sizes of a checkpoint's model; raises as `find_checkpoint`, `ModelConfig.from_dict`."""
-    return ModelConfig.from_dict(read_checkpoint_json(find_checkpoint(path) / CONFIG_NAME))
+    place = find_checkpoint(path)
+    raw = read_checkpoint_json(place / CONFIG_NAME)
+    try:
+        return ModelConfig.from_dict(raw)
+    except CheckpointError as error:
+        raise CheckpointError(f"{place}/{error}", code=error.code) from None
 
 
 def end_ids(path: str | Path, config: ModelConfig) -> list[int]:

@@ -71,7 +71,7 @@ class _Here:
 
 @pytest.fixture
 def in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.subprocess, "Popen", _Here)
+    monkeypatch.setattr("subprocess.Popen", _Here)
 
 
 @pytest.fixture(scope="module")
@@ -330,7 +330,7 @@ def test_memory_and_time_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_process_ends_with_the_expression() -> None:
     where = _where("true")
-    process = where._process
+    process = where._process.process
     del where
     assert process.wait(10) is not None
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nmoe_core.engine import BatchedGenerator, ModelConfig, Request, Sampling, Transformer
+from nmoe_core.engine.generation.sampling import drawn_seed
 from nmoe_core.engine.transfers import Arriving
 from nmoe_core.engine.weights.config import FULL, SLIDING
 from tests.core.engine.builders import all_free, greedy, make_generator, prompt_of, rubric_prompts
@@ -88,15 +89,62 @@ def test_invariant_logits_have_the_same_bits_in_any_batch(tiny_model: Transforme
 def test_sampling_depends_on_seed_and_position_not_on_the_batch(tiny_model: Transformer):
     prompts = [prompt_of(n, 4) for n in (3, 20, 50, 90)]
 
-    def made(max_batch, prompts, seed):
+    def made(seed):
         sampling = Sampling(0.9, 0.95, 40, seed)
-        generator = make_generator(tiny_model, 200, max_batch)
-        return generator.generate_batch(prompts, max_tokens=12, sampling=sampling)
+        return make_generator(tiny_model).generate_batch(prompts, 12, sampling=sampling)
 
-    together = made(4, prompts, 3)
+    together = made(3)
     for i, prompt in enumerate(prompts):
-        assert made(1, [prompt], 3 + i) == [together[i]]
-    assert made(4, prompts, 4) != together
+        sampling = Sampling(0.9, 0.95, 40, drawn_seed(3, i))
+        (alone,) = make_generator(tiny_model, 200, 1).complete([Request(prompt, 12, sampling)])
+        assert alone.tokens == together[i]
+    assert made(4) != together
+
+
+def test_equal_prompts_have_other_draws_for_each_place_and_each_neighbouring_seed(
+    tiny_model: Transformer,
+):
+    generator = make_generator(tiny_model)
+    draws = [
+        tuple(tokens)
+        for seed in range(3)
+        for tokens in generator.generate_batch(
+            [prompt_of(9)] * 4, 12, sampling=Sampling(1.0, seed=seed)
+        )
+    ]
+    assert len(set(draws)) == 12
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["at once", "ahead"])
+def test_log_probabilities_are_those_of_a_whole_forward(tiny_model: Transformer, is_ahead: bool):
+    requests = [
+        Request(
+            prompt_of(n, n), 9, Sampling(1.5, 0.9, seed=n), frozenset(range(9)), logprobs=n != 9
+        )
+        for n in (1, 9, 20, 33, 40)
+    ]
+    generator = make_generator(tiny_model, 64, launches_ahead=is_ahead, num_pages=6)
+    for done in generator.complete(requests):
+        request = requests[done.index]
+        whole = torch.tensor([[*request.tokens, *done.tokens]])
+        expected = torch.log_softmax(tiny_model(whole)[0, len(request.tokens) - 1 : -1], -1)
+        expected = expected.gather(-1, torch.tensor(done.tokens)[:, None])[:, 0]
+        found = torch.tensor(done.logprobs)
+        assert len(found) == (len(done.tokens) if request.logprobs else 0)
+        torch.testing.assert_close(found, expected[: len(found)], atol=1e-4, rtol=0)
+    assert generator.counts.preemptions > 0
+
+
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["at once", "ahead"])
+def test_a_function_of_the_new_tokens_ends_a_sequence(tiny_model: Transformer, is_ahead: bool):
+    whole = greedy(tiny_model, prompt_of(20), 12)
+    end = whole[4]
+    request = Request(prompt_of(20), 12, is_end=lambda new: new[-1] == end)
+    generator = make_generator(tiny_model, launches_ahead=is_ahead)
+    (done,) = generator.complete([request])
+    assert (done.finish_reason, done.stop_id) == ("stop", None)
+    assert done.tokens == whole[: whole.index(end) + 1]
+    assert all_free(generator)
 
 
 @pytest.mark.parametrize("kind", [FULL, SLIDING])

@@ -1,0 +1,1 @@
+"""`nmoe generate`: completes a file of prompts."""

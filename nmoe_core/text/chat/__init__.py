@@ -1,0 +1,1 @@
+"""Prompts of chat models: messages to token ids by the model's own chat template."""
