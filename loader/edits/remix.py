@@ -171,7 +171,7 @@ def _with_sources(
     """The plan with paths relative to a directory that contains all data. Also the data and the
     number of windows of each source, both of the plan's sources and of the given ones."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
-    trains = {name: split_dirs(Path(os.path.abspath(path)))[0] for name, path in given.items()}
+    trains = {name: split_dirs(Path(os.path.realpath(path)))[0] for name, path in given.items()}
     paths = {name: locate(train, False) for name, train in trains.items()}
     manifests = {name: preflight.read_data(path, vocabulary) for name, path in paths.items()}
     old = [(source.name, preflight.open_data(plan, source)) for source in plan.sources]

@@ -53,7 +53,7 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
             expected="packing = 'concat', no masks, no `consumed`; if on_exhaust = 'wrap', also"
             " shuffle = true",
         )
-    splits = {name: split_dirs(Path(os.path.abspath(path))) for name, path in sources.items()}
+    splits = {name: split_dirs(Path(os.path.realpath(path))) for name, path in sources.items()}
     paths = {name: locate(train, False) for name, (train, _) in splits.items()}
     valids = valid_manifests({name: valid for name, (_, valid) in splits.items() if valid})
     base = os.path.commonpath([plan.base, *(path.parent for path in paths.values())])

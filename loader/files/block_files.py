@@ -25,7 +25,7 @@ from loader.files.blocks import BLOCKS_NAME, check_count, read_blocks
 from loader.files.format import Manifest
 from loader.files.regular import open_file
 from loader.files.store import check_not_forked, read_bytes
-from loader.files.tokens import TokenFiles, max_mapped
+from loader.files.tokens import TokenFiles, is_mapped, unmap
 
 _REQUESTS = 16
 _AHEAD = 64
@@ -76,7 +76,7 @@ class BlockFiles(TokenFiles):
                 found=f"{store.cache_bytes}, which is {in_cache} blocks",
                 expected=f"at least {least} blocks",
             )
-        self._max_mapped = min(max_mapped(), in_cache // 2)
+        self._max_mapped = in_cache // 2
         self._cache = BlockCache(store.cache_dir, store.cache_bytes)
         self._max_ahead = max(1, min(_AHEAD, in_cache // (2 * store.readers)))
         self._touch_every = max(1, in_cache // 8)
@@ -105,11 +105,12 @@ class BlockFiles(TokenFiles):
         """All tokens of a block; see `TokenFiles.tokens`. Raises FormatError if the file is missing
         in the store (E-SHARD-MISSING) or has other content (E-BLOCK-CHECKSUM), and PlanError if the
         store does not answer (E-STORE)."""
-        is_new = file not in self._mapped
+        is_new = not is_mapped(self._first + file)
         found = super().tokens(file)
         if is_new:
             self._num_used += 1
             self._touched[file] = self._num_used
+            unmap(self._first, keep=self._max_mapped)
             self._fill()
         elif self._num_used - self._touched.get(file, 0) > self._touch_every:
             self._touched[file] = self._num_used
@@ -136,7 +137,7 @@ class BlockFiles(TokenFiles):
             block = next(self._needs, None)
             if block is None:
                 return
-            if block not in self._ahead and block not in self._mapped:
+            if block not in self._ahead and not is_mapped(self._first + block):
                 self._pool = self._pool or ThreadPoolExecutor(_AHEAD)
                 self._ahead[block] = self._pool.submit(self._get, block, self._is_forgotten)
 

@@ -78,31 +78,36 @@ def resolve_inside(root: Path, relative: str) -> Path:
     absolute, contains `..` or NUL, or a link leads out (E-PATH-ESCAPE)."""
     pure = PurePosixPath(relative)
     is_plain = not any(c in relative for c in "\0\\") and ".." not in pure.parts
-    if relative and is_plain and not pure.is_absolute() and _stays_inside(root, pure):
-        return root / pure
+    outside: str | None = ""
+    if relative and is_plain and not pure.is_absolute():
+        outside = _link_out(root, pure)
+        if outside is None:
+            return root / pure
     raise FormatError(
         "path leaves its directory",
         where=root,
-        found=repr(relative),
+        found=f"{relative!r}, a symbolic link to {outside}" if outside else repr(relative),
         expected="a relative path inside it",
+        do="name the directory to which the link leads, or copy the files" if outside else None,
         code="E-PATH-ESCAPE",
     )
 
 
-def _stays_inside(root: Path, pure: PurePosixPath) -> bool:
-    """Whether no link leads out of `root`. Searching for links is cheaper than resolving every
-    path."""
+def _link_out(root: Path, pure: PurePosixPath) -> str | None:
+    """Where a link leads out of `root`; None if it does not, empty if the name is not a possible
+    file name. Searching for links is cheaper than resolving every path."""
     at = os.fspath(root)
     try:
         for part in pure.parts:
             at = os.path.join(at, part)
             if stat.S_ISLNK(os.lstat(at).st_mode):
-                return Path(os.path.realpath(root / pure)).is_relative_to(os.path.realpath(root))
+                real = os.path.realpath(root / pure)
+                return None if Path(real).is_relative_to(os.path.realpath(root)) else real
     except (FileNotFoundError, NotADirectoryError):
-        return True  # opening the file later reports that it is missing
-    except (OSError, UnicodeEncodeError):  # the name is not a possible file name
-        return False
-    return True
+        return None  # opening the file later reports that it is missing
+    except (OSError, UnicodeEncodeError):
+        return ""
+    return None
 
 
 def load_manifest(path: str | Path) -> Manifest:

@@ -5,6 +5,7 @@ mapped. Formats: docs/formats.md.
 """
 
 import ast
+import errno
 import struct
 from pathlib import Path
 from typing import NamedTuple
@@ -101,7 +102,11 @@ def _shard_format(path: Path, found: str, expected: str) -> FormatError:
     )
 
 
-def unreadable(path: Path, error: OSError, code: str) -> FormatError:
+def unreadable(path: Path, error: OSError, code: str) -> FormatError | OSError:
+    """The error for a file that cannot be read; if the process has too many open files, the error
+    itself, so that `loader.files.tokens` can close some."""
+    if error.errno == errno.EMFILE:
+        return error
     do = "correct the path, or restore the file"
     if code == "E-INDEX-MISSING":
         do = "rebuild the index with `nmoe regenerate-index`"

@@ -5,7 +5,6 @@ token file on first use, and is mapped, not loaded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from loader.errors import FormatError
 from loader.files.format import Manifest, ShardEntry, check_index
 from loader.files.regular import regular
 from loader.files.shard import INDEX_HEADER, IndexReader
-from loader.files.tokens import max_mapped, starts_of
+from loader.files.tokens import claim, mapped, starts_of, unmap
 
 IGNORE_INDEX = -100
 Spans = Sequence[np.ndarray]
@@ -34,18 +33,24 @@ class DocumentIndex:
         # A directory without a manifest names no index.
         self.is_known = all(entry.index_path for _, entry in entries)
 
-        def mapped(file: int) -> np.ndarray:
-            if fetch is not None:
-                fetch(*entries[file])
-            return _map_ends(*entries[file])
-
-        self._ends = lru_cache(max_mapped())(mapped)  # lru_cache is thread-safe
+        self._entries = entries
+        self._fetch = fetch
+        self._first = claim(self)
 
     def ends(self, file: int) -> np.ndarray:
         """Ends of a file's documents, counted from its first token: `<u8 [num_documents]`. Raises
         FormatError if the index is missing or malformed, or belongs to another file
         (E-INDEX-...)."""
-        return self._ends(file)
+        return mapped(self._first, file, self._map)
+
+    def _map(self, file: int) -> np.ndarray:
+        if self._fetch is not None:
+            self._fetch(*self._entries[file])
+        return _map_ends(*self._entries[file])
+
+    def close(self) -> None:
+        """Unmap all files; a later read maps them again."""
+        unmap(self._first)
 
     def _file_at(self, position: int) -> int:
         return int(np.searchsorted(self.file_starts, position, "right")) - 1

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from loader.errors import PlanError
-from loader.files.format import Manifest
+from loader.files.format import Manifest, resolve_inside
 from loader.files.spans import DocumentIndex
 from loader.order.packing import PackedRows
 from loader.order.policies import weight_unit
@@ -92,8 +92,8 @@ def sources_read(stages: Sequence[Stage], phases: Sequence[Phase]) -> list[str]:
 
 
 def source_data(name: str, root: Path, path: Path, manifest: Manifest) -> SourceData:
-    """A source of a plan, from its manifest. Raises PlanError if the manifest is outside `root`
-    (E-PATH-ESCAPE)."""
+    """A source of a plan, from its manifest. Raises PlanError if the manifest is outside `root`,
+    and FormatError if a symbolic link leads out (E-PATH-ESCAPE)."""
     relative = Path(os.path.relpath(path, root)).as_posix()
     if relative.startswith("../"):
         raise PlanError(
@@ -103,6 +103,7 @@ def source_data(name: str, root: Path, path: Path, manifest: Manifest) -> Source
             expected=f"a path inside {root}",
             code="E-PATH-ESCAPE",
         )
+    resolve_inside(root, relative)
     return SourceData(name, relative, manifest.content_digest(), manifest.total_tokens)
 
 

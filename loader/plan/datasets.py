@@ -162,7 +162,11 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
         train, held_out = split_dirs(directory)
         manifests[name] = locate(train, run.allow_unmanifested)
         valid |= valid_manifests({name: held_out} if held_out else {})
-    places = [os.path.abspath(path.parent) for path in (*manifests.values(), *valid.values())]
+    root = _common([*manifests.values(), *valid.values()])
+    if not all(_is_inside(path, root) for path in (*manifests.values(), *valid.values())):
+        manifests = {name: _followed(path) for name, path in manifests.items()}
+        valid = {name: _followed(path) for name, path in valid.items()}
+        root = _common([*manifests.values(), *valid.values()])
     tempered = temper([source.weight for source in sources], run.mix_temperature)
     stage = Stage(
         "train",
@@ -171,11 +175,26 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
         tuple(StageSource(s.name, weight, s.weight) for s, weight in zip(sources, tempered)),
         run.mix_temperature,
     )
-    root = Path(os.path.commonpath(places))
     plan = build_plan([stage], manifests, run, root=root, plan_id=plan_id, valid=valid)
     # A directory of shards is not a text source, so its spec is empty.
     specs = {s.name: s.data.spec if isinstance(s.data, TextSource) else "" for s in sources}
     return plan.with_specs(specs)
+
+
+def _common(paths: Sequence[Path]) -> Path:
+    return Path(os.path.commonpath([os.path.abspath(path.parent) for path in paths]))
+
+
+def _is_inside(path: Path, root: Path) -> bool:
+    """Whether no symbolic link of a path leads out of `root`."""
+    return _followed(path).is_relative_to(os.path.realpath(root))
+
+
+def _followed(path: Path) -> Path:
+    """A manifest or a directory, with the symbolic links to its directory followed."""
+    if path.is_dir():
+        return Path(os.path.realpath(path))
+    return Path(os.path.realpath(path.parent)) / path.name
 
 
 def _refuse_unused(sources: Sequence[ListedSource], run: RunSettings, where: str) -> None:

@@ -179,6 +179,7 @@ class Stream:
     def close(self) -> None:
         """Unmap all files."""
         self.files.close()
+        self.index.close()
 
     def _locate(self, start: int, rows: RankRows) -> _Ahead:
         left = (self.num_sequences - start) // rows.size
