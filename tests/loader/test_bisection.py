@@ -6,7 +6,6 @@ import random
 import shlex
 import subprocess
 import sys
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -100,11 +99,14 @@ class Flaky:
         self.causes, self.shows, self.turns, self.repeat = causes, shows, turns, repeat
         self.rng, self.known, self.replays = random.Random(seed), {}, 0
 
-    def is_gone(self, masked: list[int], turn: int = 0) -> bool:
-        key = turn, tuple(masked)
+    def is_gone(self, masked: list[int]) -> bool:
+        key = tuple(masked)
         if key not in self.known:
-            self.known[key] = 2 * sum(map(self.run, [masked] * self.repeat)) > self.repeat
+            self.known[key] = self.again(masked)
         return self.known[key]
+
+    def again(self, masked: list[int]) -> bool:
+        return 2 * sum(map(self.run, [masked] * self.repeat)) > self.repeat
 
     def run(self, masked: list[int]) -> bool:
         self.replays += 1
@@ -116,8 +118,10 @@ class Flaky:
     ("shows", "turns", "repeat", "most_wrong", "least_right"),
     [
         (1.0, 0.0, 1, 0.0, 1.0),
-        (0.9, 0.0, 1, 0.04, 0.4),
-        (0.7, 0.0, 1, 0.12, 0.05),
+        (0.98, 0.0, 1, 0.02, 0.7),
+        (0.9, 0.0, 1, 0.02, 0.35),
+        (0.8, 0.0, 1, 0.02, 0.1),
+        (0.7, 0.0, 1, 0.02, 0.02),
         (1.0, 0.02, 1, 0.02, 0.6),
         (0.9, 0.0, 3, 0.02, 0.7),
     ],
@@ -125,12 +129,12 @@ class Flaky:
 def test_a_command_that_is_not_reproducible_is_refused_and_seldom_names_an_innocent_document(
     shows: float, turns: float, repeat: int, most_wrong: float, least_right: float
 ):
-    suspects, trials, wrong, right, replays = 256, 200, 0, 0, 0
+    suspects, trials, wrong, right, replays = 256, 400, 0, 0, 0
     for seed in range(trials):
         causes = {random.Random(seed).randrange(suspects)}
         command = Flaky(causes, shows, turns, repeat, seed)
         try:
-            found = find_causes(suspects, command.is_gone, partial(command.is_gone, turn=1))
+            found = find_causes(suspects, command.is_gone, command.again)
         except PlanError:
             continue
         finally:
@@ -138,7 +142,7 @@ def test_a_command_that_is_not_reproducible_is_refused_and_seldom_names_an_innoc
         right, wrong = right + (set(found) == causes), wrong + (set(found) != causes)
     assert wrong <= most_wrong * trials
     assert right >= least_right * trials
-    assert replays / trials <= 2 * repeat * (math.log2(suspects) + 4), "a search ends soon"
+    assert replays / trials <= 2 * repeat * (math.log2(suspects) + 6), "a search ends soon"
 
 
 def test_answers_are_given_again_before_a_cause_counts():
