@@ -140,10 +140,15 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     taus = ", ".join(f"{name} {found[name]:.4f}" for name in THRESHOLDS if name in found)
     print(f"{found['grader']}: {taus}; fitted on one half of {found['count']} labels\n")
     rows = [
-        [row["source"], row["documents"], row["tokens"], _share(row), _percent(row["keep_tokens"])]
+        [
+            *(row["source"], row["documents"], row["tokens"], _share(row)),
+            *(_percent(row["keep_tokens"]), row.get("dropped"), row.get("false_drops")),
+            _percent(row.get("false_drop_rate_upper95")),
+        ]
         for row in found["keep_by_source"]
     ]
-    print_table(["kept of", "documents", "tokens", "documents (95 %)", "of tokens"], rows)
+    columns = ["kept of", "documents", "tokens", "documents (95 %)", "of tokens", "dropped"]
+    print_table([*columns, "of them worth keeping", "at most (95 %)"], rows)
     if by := found.get("target_by"):
         rows = [
             [
@@ -178,12 +183,13 @@ def _show_calibration(facts: dict[str, Any]) -> None:
 
 def _show_triage(found: dict[str, Any]) -> None:
     """Print each step that drops documents, with the upper bound of its false drops."""
-    shares = ("leave", "lost_keep_rate", "certified_upper95", "false_drop_rate")
-    rows = [
-        [row["step"], f"{row['tau']:.4f}", row["labels_below"]]
-        + [_percent(row[name]) for name in (*shares, "false_drop_rate_upper95")]
-        for row in found.get("triage", ())
-    ]
+    rows: list[list[Any]] = []
+    for row in found.get("triage", ()):
+        proved = found["max_false_drop"] if row["labels_below"] else None
+        shares = row["leave"], row["lost_keep_rate"], proved
+        seen = row["false_drop_rate"], row["false_drop_rate_upper95"]
+        start = row["step"], f"{row['tau']:.4f}", row["labels_below"]
+        rows.append([*start, *map(_percent, (*shares, *seen))])
     print()
     columns = ["drops at", "below", "labels below", "dropped here", "judge's keeps lost"]
     print_table([*columns, "false drops proved", "seen", "at most (95 %)"], rows)

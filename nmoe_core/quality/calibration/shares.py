@@ -10,6 +10,8 @@ from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.measures import interval_of
 from nmoe_core.quality.calibration.rows import CalibrationRows
 
+ALL = "all"
+
 
 def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
     """Share of the tokens in kept documents (`keeps`, bool `[N]`), with an interval in which
@@ -31,7 +33,7 @@ def keep_shares(
     None if ids hold no token spans."""
     every = np.ones(len(rows), np.bool_)
     found = []
-    for group, member in (("all", every), *((g, groups == g) for g in np.unique(groups).tolist())):
+    for group, member in ((ALL, every), *((g, groups == g) for g in np.unique(groups).tolist())):
         tokens = rows.lengths[member]
         kept = keeps[member]
         found.append(

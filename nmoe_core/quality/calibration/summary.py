@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
-from nmoe_core.base.intervals import auc, exact_interval
+from nmoe_core.base.intervals import auc, exact_interval, upper_bound
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.drift import score_bins
 from nmoe_core.quality.calibration.fit import Fitted, fit_on
@@ -28,6 +28,7 @@ from nmoe_core.quality.calibration.measures import (
 )
 from nmoe_core.quality.calibration.rows import CalibrationRows
 from nmoe_core.quality.calibration.shares import (
+    ALL,
     independent,
     keep_interval,
     keep_shares,
@@ -132,8 +133,11 @@ def _certified(
     is_dropped = scores.decisions(taus) == 0
     found = Certificate.of(is_dropped, oracle_keeps, targets.delta)
     if found.num_below:
-        said = f"at most {found.upper95:.4f} of the dropped are ones that the oracle keeps, with "
-        said += f"95 % confidence: {found.num_wrong} of {found.num_below} labels below"
+        said = (
+            f"at most {targets.max_false_drop:.4f} of the distinct texts below the threshold, if "
+        )
+        said += "no grader was trained on them, are ones that the oracle keeps, with 95 % "
+        said += f"confidence: {found.num_wrong} of {found.num_below} labels below"
     else:
         said = f"nothing is dropped: {len(is_dropped)} labels prove no threshold to have at most "
         said += f"{targets.max_false_drop:.4f} false drops, so what is not kept is in the band"
@@ -143,6 +147,7 @@ def _certified(
             "dropped": found.num_below,
             "false_drops": found.num_wrong,
             "false_drop_rate_upper95": rounded(found.upper95),
+            "delta": targets.delta,
         },
     }
 
@@ -154,11 +159,14 @@ def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> di
     taus = fitted.taus(report)
     decided = scores.decisions(taus)
     fit_keep = Aggregates.of(fit, fitted.scale).decisions(fitted.taus(fit)) == 2
+    drops = decided == 0
+    wrong = drops & fitted.oracle_keeps(report)
+    by_source: list[dict[str, Any]] = []
+    for row in keep_shares(report, decided == 2, report.sources):
+        source = row.pop("group")
+        by_source.append({"source": source, **row, **_false_drops(report, drops, wrong, source)})
     found: dict[str, Any] = {
-        "keep_by_source": [
-            {"source": row.pop("group"), **row}
-            for row in keep_shares(report, decided == 2, report.sources)
-        ],
+        "keep_by_source": by_source,
         "documents_fit": len(fit),
         "documents_report": len(report),
         "achieved_keep_fit": rounded(fit_keep.mean()),
@@ -173,6 +181,17 @@ def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> di
     if report.lengths.all():
         found |= token_share(report, decided == DECISIONS.index("keep"))
     return found | {"early_exit_rate": rounded(scores.exits(taus).mean())}
+
+
+def _false_drops(
+    rows: CalibrationRows, drops: np.ndarray, wrong: np.ndarray, source: str
+) -> dict[str, Any]:
+    """How many dropped documents of a source (or of `all`), with their copies, the oracle would
+    keep, and the upper bound of their share, in which copies count together."""
+    member = drops & ((rows.sources == source) | (source == ALL))
+    bound = upper_bound(*independent(wrong[member], rows.keys[member])) if member.any() else None
+    counts = {"dropped": int(member.sum()), "false_drops": int(wrong[member].sum())}
+    return {**counts, "false_drop_rate_upper95": rounded(bound)}
 
 
 def _of_groups(

@@ -189,3 +189,26 @@ def test_a_share_that_has_exactly_the_most_false_drops_is_certain() -> None:
     scores, keeps = np.arange(1, 9) / 10, np.array([1, 0, 0, 0, 1, 1, 1, 1], np.bool_)
     for most, certain in ((0.25, 0.5), (0.24, 0.0), (0.4, 0.625)):
         assert drops_by_labels(scores, keeps, Targets(0.3, most), 0.9)["certain"] == certain
+
+
+def test_false_drops_are_counted_per_distinct_text_and_with_all_copies() -> None:
+    fit, report = scored(1, 1500, (0.4, 0.3)), scored(2, 1500, (0.4, 0.3))
+    report.judge[:60], report.probe[:60], report.oracle[:60] = 0.0, 0.0, 1.0
+    rows = rows_of(report)
+    rows.keys[:60] = "boilerplate"
+    rows.is_held_out[1:60] = False
+    summary = summarise(rows_of(fit), rows, TARGETS)
+    everything, *sources = summary["keep_by_source"]
+    assert everything["source"] == "all"
+    for key in ("dropped", "false_drops"):
+        assert everything[key] == sum(one[key] for one in sources)
+    assert everything["false_drops"] == summary["num_false_drops"] + 59
+    rate = everything["false_drops"] / everything["dropped"]
+    assert rate > 0.1 > summary["false_drop_rate_upper95"]
+    assert everything["false_drop_rate_upper95"] > upper_bound(
+        everything["false_drops"], everything["dropped"]
+    )
+    assert f"at most {TARGETS.max_false_drop:.4f} of the distinct texts" in summary["dropping"]
+    proof = summary["certificate"]
+    counts = f"{proof['false_drops']} of {proof['dropped']} labels below"
+    assert summary["dropping"].endswith(counts)
