@@ -189,7 +189,7 @@ class Tokenizer:
         try:
             known = self.decode(before)
             text = self.decode([*before, *ids])
-        except KeyError:
+        except (KeyError, IndexError):
             names = self._reference.spellings().keys()
             known = self.decode([i for i in before if i in names])
             text = self.decode([i for i in [*before, *ids] if i in names])

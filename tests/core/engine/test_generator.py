@@ -117,21 +117,23 @@ def test_equal_prompts_have_other_draws_for_each_place_and_each_neighbouring_see
 
 @pytest.mark.parametrize("is_ahead", [False, True], ids=["at once", "ahead"])
 def test_log_probabilities_are_those_of_a_whole_forward(tiny_model: Transformer, is_ahead: bool):
+    stops = frozenset(range(0, 300, 12))
     requests = [
-        Request(
-            prompt_of(n, n), 9, Sampling(1.5, 0.9, seed=n), frozenset(range(9)), logprobs=n != 9
-        )
+        Request(prompt_of(n, n), 9, Sampling(1.5, 0.9, seed=n), stops, logprobs=n != 9)
         for n in (1, 9, 20, 33, 40)
     ]
     generator = make_generator(tiny_model, 64, launches_ahead=is_ahead, num_pages=6)
+    reasons = set()
     for done in generator.complete(requests):
         request = requests[done.index]
+        reasons.add((done.finish_reason, request.logprobs))
         whole = torch.tensor([[*request.tokens, *done.tokens]])
         expected = torch.log_softmax(tiny_model(whole)[0, len(request.tokens) - 1 : -1], -1)
         expected = expected.gather(-1, torch.tensor(done.tokens)[:, None])[:, 0]
         found = torch.tensor(done.logprobs)
         assert len(found) == (len(done.tokens) if request.logprobs else 0)
         torch.testing.assert_close(found, expected[: len(found)], atol=1e-4, rtol=0)
+    assert reasons >= {("stop", True), ("length", True)}
     assert generator.counts.preemptions > 0
 
 

@@ -530,7 +530,7 @@ def test_stop_texts_end_a_completion_and_are_left_out(speaking: Work) -> None:
     words = free["text"].split(" ")[1:]
     speaking.forget()
     across = f"{words[3][-1]} {words[4]}"  # from within one token to the end of another
-    stopped = _records(speaking, "--max-tokens", "20", "--stop", "nothing", across)["a"]
+    stopped = _records(speaking, "--max-tokens", "20", "--stop", words[4], across)["a"]
     assert stopped["finish_reason"] == "stop"
     assert stopped["stop_reason"] == across
     assert stopped["text"] == free["text"][: free["text"].index(across)]

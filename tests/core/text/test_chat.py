@@ -52,7 +52,7 @@ CONVERSATIONS = {
     ],
     "call": [
         ONE,
-        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "assistant", "reasoning": "two and two", "tool_calls": [CALL]},
         {"role": "tool", "name": "weather", "tool_call_id": "c1", "content": "sunny"},
     ],
     "twice": [ONE, ONE],
