@@ -184,16 +184,16 @@ class _Completer:
             where = f"{log.path}:{line.number}"
             try:
                 record = json_value(line.payload)
-                name, sample, digest = (record[key] for key in ("id", "sample", "prompt_sha256"))
-                key = (str(name), int(sample))
+                done = (str(record["id"]), int(record["sample"]))
+                digest = record["prompt_sha256"]
             except (ValueError, KeyError, TypeError):
                 raise _corrupt(where, "not a completion") from None
-            if work.digests.get(name) != digest:
-                found = f"id {name!r} with another prompt or other settings"
+            if work.digests.get(done[0]) != digest:
+                found = f"id {done[0]!r} with another prompt or other settings"
                 raise _mixed(where, found, "completions of these prompts")
-            if key in work.done:
-                raise _corrupt(where, f"sample {sample} of id {name!r} again")
-            work.done.add(key)
+            if done in work.done:
+                raise _corrupt(where, f"sample {done[1]} of id {done[0]!r} again")
+            work.done.add(done)
         log.cut()
         if began != made_with:
             write_json(path, {"fingerprints": made_with})
@@ -286,10 +286,9 @@ class _Completer:
         return record
 
     def _made_with(self) -> Fingerprints:
+        """What made the completions; the digest of a prompt covers what made its tokens."""
         model = self.generator.model
         prompts = self.prompts
-        # What only some prompts need is opened with the first of these prompts.
-        opened = vars(prompts)
         tokenizer = prompts.known_tokenizer
         return {
             "code": COMPLETIONS_CODE,
@@ -299,7 +298,6 @@ class _Completer:
             **expert_fingerprints(model.runtime.experts.name),
             "tokenizer": "none" if tokenizer is None else tokenizer.fingerprint,
             "date": str(prompts.date),
-            "chat": prompts.chat.fingerprint if "chat" in opened else "none",
             "special_tokens": str(prompts.reads_specials),
             "end_ids": str(prompts.end_ids),
             "shard": f"{prompts.shard.index}/{prompts.shard.count}",

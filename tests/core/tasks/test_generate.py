@@ -245,6 +245,8 @@ def test_completions_of_other_settings_models_or_prompts_are_refused_and_left_al
     work.output.write_bytes(b"{}\n" + whole)
     work.write(ROWS)
     assert "out.jsonl:1" in work.refused(code="E-COMPLETIONS-CORRUPT]")
+    work.output.write_bytes(whole + b'{"id": [], "sample": 0, "prompt_sha256": ""}\n')
+    assert "out.jsonl:13: " in work.refused()
     work.output.write_bytes(whole + whole)
     assert "sample 0 of id 'p0' again" in work.refused(code="E-COMPLETIONS-CORRUPT]")
 
@@ -578,6 +580,9 @@ def test_messages_are_rendered_by_the_chat_template(
         "spelled": [USER, 5, END, 6, END, 28],
     }
     speaking.write(rows)
+    speaking.write(rows[-1:])  # the others are added later
+    _records(speaking, "--special-tokens", "--date", "2026-11-28")
+    speaking.write([{"id": "ids", "tokens": [5]}, *rows])
     records = _records(speaking, "--special-tokens", "--date", "2026-11-28")
     assert "only the user speaks" in records["other"]["error"]
     speaking.forget()
