@@ -173,15 +173,26 @@ def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
     """Drift of each column of numbers, booleans or texts that both tables have: the share of values
     that moved to another bin, which is half the sum of absolute differences between bin shares.
     Bins are deciles of the old numbers, or the 20 most common old texts and one bin for the rest;
-    nulls are one more bin."""
+    nulls are one more bin. The share that other documents of the same distribution would move is
+    subtracted."""
     found = {}
     for name in old.column_names:
         if name in new.column_names and old.num_rows and new.num_rows:
             both = [table.column(name).combine_chunks() for table in (old, new)]
             if both[0].type == both[1].type and (parts := _parts(both[0])) is not None:
                 shares = [_shares(values, parts) for values in both]
-                found[name] = float(np.abs(shares[0] - shares[1]).sum() / 2)
+                moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
+                found[name] = max(0.0, moved - _by_chance(shares, old.num_rows, new.num_rows))
     return found
+
+
+def _by_chance(shares: Sequence[np.ndarray], num_old: int, num_new: int) -> float:
+    """The drift to expect between independent samples of one distribution, and three standard
+    deviations of it: bins differ by normal deviates, whose mean size is sqrt(2 / pi)."""
+    pooled = (shares[0] * num_old + shares[1] * num_new) / (num_old + num_new)
+    variances = pooled * (1 - pooled) * (1 / num_old + 1 / num_new)
+    expected = np.sqrt(2 / np.pi) * np.sqrt(variances).sum() / 2
+    return float(expected + 3 * np.sqrt((1 - 2 / np.pi) * variances.sum()) / 2)
 
 
 def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:

@@ -50,7 +50,7 @@ class ChecksTable(StrictModel):
     """Minimum and maximum value of a column, by `attribute.column`."""
     max_drift: float = Field(default=0.1, ge=0, le=1)
     """Maximum share of a column's values that may differ from the previous file (check `drift`)."""
-    max_psi: float = Field(default=0.25, ge=0)
+    max_psi: float = Field(default=0.1, ge=0)
     """Maximum population stability index of a shard's scores against the val documents of its
     source (check `score_drift`)."""
 

@@ -182,10 +182,15 @@ def score_reliability(
     keep."""
     points, chances = isotonic(fit.judge, fit_keeps.astype(float))
     chance = np.interp(report.judge, points, chances)
+    # Bins of few documents differ from their probabilities, even if these are right.
+    rng = np.random.default_rng(0)
+    drawn = (rng.random(len(chance)) < chance for _ in range(100))
+    by_chance = [calibration_error(chance, outcomes.astype(float)) for outcomes in drawn]
     line = regression_line(report.judge, report.oracle)
     order = np.argsort(report.judge, kind="stable")
     return {
         "ece_keep": rounded(calibration_error(chance, oracle_keeps.astype(float))),
+        "ece_keep_if_calibrated": rounded(np.mean(by_chance)),
         "reliability_line": line and [rounded(value) for value in line],
         # Ten bins of equal count, by the judge's score.
         "reliability": [

@@ -1,6 +1,7 @@
 """Checks of token shards, topics, curated shards, their manifests and the loader plan."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,12 @@ def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
             total = total + summary["total"]
     calibrated = read_calibration(run.tree.calibration_summary)
     expected = calibrated["achieved_keep"]
-    margin = sampling_margin(run, expected, calibrated.get("count_report", calibrated["count"]))
-    return share_within(kept / max(total, 1), expected - margin, expected + margin)
+    count = calibrated.get("documents_report", calibrated.get("count_report", calibrated["count"]))
+    # A sample that keeps nothing has no variance of its own, so both samples are pooled.
+    pooled = (expected * count + kept) / max(count + total, 1)
+    margin = sampling_margin(run, pooled, count, total)
+    found = share_within(kept / max(total, 1), expected - margin, expected + margin)
+    return replace(found, found=f"{found.found}; {count} labels cannot show a smaller difference")
 
 
 def _integrity(manifests: Iterable[Path]) -> Verdict:

@@ -94,11 +94,13 @@ def refusal_fails(*names: str) -> Callable[[Callable[P, Verdicts]], Callable[P, 
     return wrap
 
 
-def sampling_margin(run: Run, share: float, count: int) -> float:
-    """Sampling error of a share measured on `count` documents: a multiple of the standard error,
-    plus one document for rounding."""
-    error = math.sqrt(max(share * (1 - share), 0.0) / max(count, 1))
-    return run.config.checks.standard_errors * error + 1 / max(count, 1)
+def sampling_margin(run: Run, share: float, *counts: int) -> float:
+    """Sampling error of the difference between samples of so many documents (or between one sample
+    and its target) whose true share is `share`: a multiple of the standard error, plus one document
+    of the smallest sample for rounding."""
+    one = [1 / max(count, 1) for count in counts]
+    error = math.sqrt(max(share * (1 - share), 0.0) * sum(one))
+    return run.config.checks.standard_errors * error + max(one)
 
 
 def share_within(value: float, low: float, high: float) -> Verdict:

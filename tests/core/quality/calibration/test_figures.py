@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from scipy import stats
 from sklearn.metrics import (
     average_precision_score,
     cohen_kappa_score,
@@ -13,6 +12,7 @@ from sklearn.metrics import (
 )
 
 from nmoe_core.base.intervals import exact_interval, upper_bound
+from nmoe_core.config.operations import ChecksTable
 from nmoe_core.quality.calibration.drift import MIN_DOCUMENTS, score_bins, score_drift
 from nmoe_core.quality.calibration.measures import Aggregates, errors, triage
 from nmoe_core.quality.calibration.rows import CalibrationRows
@@ -177,12 +177,36 @@ def test_drift_is_the_psi_of_ten_bins_of_equal_count_less_what_chance_gives() ->
         num = len(before)
         p = (before + 0.5) / (1000 + num / 2)
         q = (np.histogram(shard, bounds)[0] + 0.5) / (300 + num / 2)
-        chance = stats.chi2.ppf(0.999, num - 1) * (1 / 1000 + 1 / 300)
-        expected = ((q - p) * np.log(q / p)).sum() - chance
+        expected = ((q - p) * np.log(q / p)).sum() - (num - 1) * (1 / 1000 + 1 / 300)
         assert score_drift(reference, shard).psi == pytest.approx(expected)
     enough = np.full(MIN_DOCUMENTS, "web")
     assert score_bins(enough, val[:MIN_DOCUMENTS]).keys() == {"web"}
     assert score_bins(enough[1:], val[1:MIN_DOCUMENTS]) == {}
+
+
+@pytest.mark.parametrize(("val", "shard"), [(50, 30), (100, 100), (200, 300), (500, 1000)])
+def test_drift_is_seldom_seen_without_a_shift_and_half_a_deviation_is_seen_with_enough_documents(
+    val: int, shard: int
+) -> None:
+    rng = np.random.default_rng(val)
+    seen = {}
+    for shift in (0.0, 0.5):
+        found = []
+        for _ in range(200):
+            bins = score_bins(np.full(val, "web"), rng.standard_normal(val))["web"]
+            found.append(score_drift(bins, rng.standard_normal(shard) + shift).psi)
+        seen[shift] = np.mean(np.array(found) > ChecksTable().max_psi)
+    assert seen[0.0] <= 0.01
+    assert val < 200 or seen[0.5] > 0.6
+
+
+def test_the_calibration_error_stands_beside_the_error_of_right_probabilities() -> None:
+    fit, report = scored(1, 150, (0.4, 0.3)), scored(2, 150, (0.4, 0.3))
+    summary = summarise(rows_of(fit), rows_of(report), TARGETS)
+    assert 0.03 < summary["ece_keep_if_calibrated"] < 0.2
+    fit, report = scored(1, 4000, (0.4, 0.3)), scored(2, 4000, (0.4, 0.3))
+    many = summarise(rows_of(fit), rows_of(report), TARGETS)
+    assert many["ece_keep_if_calibrated"] < summary["ece_keep_if_calibrated"] / 2
 
 
 def test_a_share_that_has_exactly_the_most_false_drops_is_certain() -> None:
