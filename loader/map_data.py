@@ -205,7 +205,7 @@ class RowDataset(PlanDataset):
         random, or a trainer gives the same rows to several ranks, to fill up a batch or because it
         does not distribute them."""
         self._check_order(rows)
-        return self._read(rows)
+        return self._read(rows) if len(rows) else []
 
     def set_epoch(self, _: int) -> None:
         """Called by the loaders of accelerate. Raises ConfigError if rank 0 would read all rows and

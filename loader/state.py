@@ -191,7 +191,7 @@ def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str, strea
     about 5 million windows per second."""
     old = state["plan"]
     new = plan.identity()
-    fixed = {*old, *new}.difference(_MAY_DIFFER, ["valid"] if split == "train" else [])
+    fixed = {*old, *new}.difference(_MAY_DIFFER)
     if any(old.get(key) != new.get(key) for key in fixed):
         return False
     if split == "valid":

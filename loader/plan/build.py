@@ -44,10 +44,10 @@ def build_plan(
     Raises:
         ConfigError: A phase names a source that no stage has, or sets all weights of a stage to
             zero.
-        PlanError: A source has no manifest (E-PLAN-SOURCE), too few tokens (E-PLAN-SHORT) or
-            another tokenizer (E-PLAN-TOKENIZER), or would get no sequence, although the stage has
-            at least one sequence per source (E-PLAN-ZERO); or a setting is out of range
-            (E-PLAN-FORMAT).
+        PlanError: A source has no manifest, or the data of another source (E-PLAN-SOURCE), too few
+            tokens (E-PLAN-SHORT) or another tokenizer (E-PLAN-TOKENIZER), or would get no sequence,
+            although the stage has at least one sequence per source (E-PLAN-ZERO); or a setting is
+            out of range (E-PLAN-FORMAT).
         FormatError: A manifest is not valid.
     """
     given = settings.vocabulary
@@ -67,6 +67,7 @@ def build_plan(
                 do=None if hint is None else f"did you mean {hint!r}?",
                 code="E-PLAN-SOURCE",
             )
+    _refuse_same({name: manifests[name] for name in names})
     train = {name: preflight.read_data(manifests[name], given) for name in names}
     held_out = {name: preflight.read_data(path, given) for name, path in valid.items()}
     vocabulary = preflight.agreed_vocabulary([*train.items(), *held_out.items()], given)
@@ -82,6 +83,19 @@ def build_plan(
     )
     preflight.check_plan(plan)
     return plan
+
+
+def _refuse_same(manifests: Mapping[str, Path]) -> None:
+    """Refuse two sources with the same data: each would read all of it, in the same order."""
+    first: dict[str, str] = {}
+    for name, path in manifests.items():
+        if (other := first.setdefault(os.path.realpath(path), name)) != name:
+            raise PlanError(
+                f"sources {other!r} and {name!r} have the same data",
+                where=path,
+                do="list it once, with the sum of the weights",
+                code="E-PLAN-SOURCE",
+            )
 
 
 def sources_read(stages: Sequence[Stage], phases: Sequence[Phase]) -> list[str]:

@@ -251,11 +251,12 @@ def _need(plan: LoaderPlan, taken: int, num_tokens: int) -> int:
 
 def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanError:
     times = f" in max_epochs = {limit}" if limit > 1 else ""
+    repeat = ', or set on_exhaust = "wrap" to repeat it' if limit else ""
     return PlanError(
         f"source {source!r} is too short for stage {stage!r}",
         found=f"{have} tokens{times}",
         expected=f"at least {need} by the end of the stage",
-        do='prepare more of it, lower the budget, or set on_exhaust = "wrap" to repeat it',
+        do=f"prepare more of it, or lower the budget{repeat}",
         code="E-PLAN-SHORT",
     )
 

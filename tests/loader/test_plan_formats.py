@@ -199,4 +199,7 @@ def test_a_source_without_a_sequence_before_a_phase_is_named_with_the_steps(tree
 
 
 def test_a_state_from_before_the_first_step_loads_under_any_mixture(tree):
-    assert grown(tree, {}, {"datasets": tree.rows("web", math=3)}, step=0).step == 0
+    other = {"datasets": tree.rows("web", "code", math=7)}
+    assert grown(tree, {}, other, step=0).step == 0
+    with refused("E-STATE-PLAN"):
+        grown(tree, {}, other, step=3)
