@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nmoe_core.engine.devices import Shard
 
 _KINDS = ("text", "tokens", "messages")
+_KEYS = ("id", *_KINDS, "tools", "chat_template_kwargs", "settings")
 _EXPECTED = (
     "one of text (a string), tokens (a list of ids) and messages (a list of objects; with it, "
     "tools is a list of objects, and chat_template_kwargs an object)"
@@ -175,7 +176,7 @@ class Prompts:
             raise self._bad(line, "no id", "an object with a string as id")
         given = {kind: row[kind] for kind in _KINDS if row.get(kind) is not None}
         try:
-            json.dumps([row["id"], given], ensure_ascii=False).encode()
+            json.dumps([row.get(key) for key in _KEYS], ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise self._bad(line, "half a surrogate pair", "valid Unicode text") from None
         settings = base

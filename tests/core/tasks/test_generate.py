@@ -273,6 +273,8 @@ X = {"id": "x"}
         ({"id": 3, "tokens": [1]}, "E-SOURCE-RECORD", "no id"),
         ({"id": "\ud800", "tokens": [1]}, "E-SOURCE-RECORD", "surrogate"),
         (X | {"text": "a\udc00"}, "E-SOURCE-RECORD", "surrogate"),
+        (X | {"tokens": [1], "settings": {"stop": ["\ud800"]}}, "E-SOURCE-RECORD", "surrogate"),
+        (X | {"messages": [], "tools": [{"a": "\ud800"}]}, "E-SOURCE-RECORD", "surrogate"),
         (X | {"text": "a"}, "E-CONFIG", "add --tokenizer"),
         (["--shard", "3/3"], "E-CONFIG-SHARD", ""),
         (["--shard", "1"], "E-CONFIG-SHARD", ""),
