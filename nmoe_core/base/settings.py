@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from loader.plan.settings import DEFAULT_TOKENIZER, TOKENIZER_FILES
 
 DEFAULT_TOKENS_PER_SHARD = 500_000_000
-ExpertChoice = Literal["auto", "decoded", "packed", "grouped", "hub"]
+ExpertChoice = Literal["auto", "decoded", "packed", "grouped", "hub", "int8"]
 Dtype = Literal["auto", "uint32", "uint16"]
 Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
 GraderKind = Literal["hydra", "student"]
@@ -24,7 +24,7 @@ def expert_fingerprints(choice: str) -> dict[str, str]:
     """Fingerprints of the MoE backend: empty for the model's default backends, which differ only in
     memory."""
     # The earlier name of the key `moe_backend`, which existing outputs contain.
-    return {"experts": choice} if choice in ("grouped", "hub") else {}
+    return {"experts": choice} if choice in ("grouped", "hub", "int8") else {}
 
 
 class TokenizerSettings(NamedTuple):

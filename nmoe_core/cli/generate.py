@@ -81,7 +81,7 @@ def register(verbs: Any) -> None:
         choices=get_args(ExpertChoice),
         default="auto",
         help="auto: packed on a GPU (less memory); grouped: decoded, multiplied by torch; "
-        "hub: packed, multiplied by triton_kernels",
+        "hub: packed, multiplied by triton_kernels; int8: dense models on a CPU",
     )
     add_earlier_flags(parser, size, "oracle.engine.batch_size")
     add_earlier_flags(parser, backend, "oracle.engine.moe_backend")

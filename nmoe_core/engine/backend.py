@@ -21,6 +21,7 @@ from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.engine.block import PLAIN, Runtime
 from nmoe_core.engine.grouped import GROUPED
 from nmoe_core.engine.hub import CAPABILITIES, HUB, library
+from nmoe_core.engine.int8 import INT8, int8_block
 from nmoe_core.engine.weights.checkpoint import Checkpoint
 from nmoe_core.engine.weights.config import GROUP_SIZE, ModelConfig
 from nmoe_core.engine.weights.families import GPT_OSS
@@ -121,11 +122,14 @@ def with_experts(
     library (`grouped.py`, `hub.py`). `is_packed` means that the files have all experts as MXFP4.
     Raises ConfigError if the backend does not support this model on this device (E-CONFIG-EXPERTS),
     or is not installed (E-CONFIG-EXTRA)."""
-    if choice not in ("grouped", "hub"):
+    if choice not in ("grouped", "hub", "int8"):
         return runtime
     is_gpu = device.type == "cuda" and torch.cuda.is_available()
     capability = torch.cuda.get_device_capability(device)[0] if is_gpu else 0
-    if choice == "grouped":
+    if choice == "int8":
+        expected = "a family without experts, torch.float32 on cpu"
+        is_taken = not config.family.has_router and dtype == torch.float32 and device.type == "cpu"
+    elif choice == "grouped":
         expected = "a family with experts; on a GPU torch.bfloat16"
         is_taken = config.family.has_router and (device.type != "cuda" or dtype == torch.bfloat16)
     else:
@@ -141,6 +145,8 @@ def with_experts(
             do='set moe_backend = "auto"',
             code="E-CONFIG-EXPERTS",
         )
+    if choice == "int8":
+        return replace(runtime, block=int8_block, experts=INT8)
     if choice == "hub":
         library()
     return replace(runtime, experts=HUB if choice == "hub" else GROUPED)
@@ -154,6 +160,8 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, form: ExpertForm) -> i
     num_tables = 1 if config.tie_word_embeddings else 2
     tables = num_tables * config.vocab_size * config.hidden_size
     size = dtype.itemsize
+    if form == "int8":
+        return config.num_hidden_layers * (others + experts) + tables * size
     expert_bytes = experts * size if form == "decoded" else experts // GROUP_SIZE * 17
     return config.num_hidden_layers * (others * size + expert_bytes) + tables * size
 

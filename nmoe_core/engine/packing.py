@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nmoe_core.base.errors import ConfigError
 
+MIN_SCALE = 1e-30
 MIN_ROWS = 16
 THIN_SIZE = 2048
 # Number of weights that are converted to float32 at a time: 4 MB, which fit into a core's cache.
@@ -97,9 +98,29 @@ class Packing:
         return padded
 
 
+class Int8Matrix(nn.Module):
+    """A matrix [outputs, inputs] in int8, with one float32 scale per output."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        scales = weight.abs().amax(dim=1).div_(127).clamp_(min=MIN_SCALE)
+        numbers = (weight / scales[:, None]).round_().to(torch.int8)
+        self.weight = nn.Parameter(numbers, requires_grad=False)
+        self.scales = nn.Parameter(scales, requires_grad=False)
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x [N, inputs] times the matrix transposed, plus bias; each row of x is rounded to 127
+        steps of its largest value."""
+        steps = x.abs().amax(dim=1, keepdim=True).div_(127).clamp_(min=MIN_SCALE)
+        numbers = (x / steps).round_().to(torch.int8)
+        sums = torch.ops.aten._int_mm(numbers, self.weight.t())
+        found = sums.float().mul_(steps).mul_(self.scales)
+        return found if bias is None else found.add_(bias)
+
+
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Int8Matrix,
     bias: Tensor | None = None,
     min_rows: int = MIN_ROWS,
     out: Tensor | None = None,
@@ -110,6 +131,8 @@ def linear(
     number of rows; below 16, MKL uses kernels that sum in a different order. The result is written
     to `out` if given.
     """
+    if isinstance(weight, Int8Matrix):
+        return weight.product(x, bias)
     num_rows = len(x)
     if num_rows < min_rows:
         x = F.pad(x, (0, 0, 0, min_rows - num_rows))

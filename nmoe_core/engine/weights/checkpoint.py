@@ -125,7 +125,7 @@ class Checkpoint:
 
     def expert_form(self, choice: ExpertChoice) -> ExpertForm:
         """The form of experts for a backend: "auto" is packed on a GPU if all experts are MXFP4,
-        else decoded; "grouped" is decoded, "hub" is packed."""
+        else decoded; "grouped" is decoded, "hub" is packed. Matrices become int8 after decoding."""
         if choice not in get_args(ExpertChoice):
             raise ConfigError(
                 "unknown form of experts",
@@ -135,6 +135,8 @@ class Checkpoint:
             )
         is_gpu = torch.device(self.device).type == "cuda"
         auto = choice == "auto" and is_gpu and self.is_packed
+        if choice == "int8":
+            return "int8"
         return "packed" if auto or choice in ("packed", "hub") else "decoded"
 
     @property

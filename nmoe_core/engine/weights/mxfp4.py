@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nmoe_core.engine.weights.config import GROUP_SIZE
 
-ExpertForm = Literal["decoded", "packed"]
+ExpertForm = Literal["decoded", "packed", "int8"]
 SCALE_BIAS = 127
 NAN_SCALE = 255
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
