@@ -7,6 +7,7 @@ import dagster as dg
 from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.events import shown_picture
 from nmoe_assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
+from nmoe_core.config.attributes import OF_BACKBONE, WITHOUT_COLUMNS
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks
@@ -23,7 +24,8 @@ def attributes(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
 
 
 def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
-    downstream = [DUPLICATES] if name == "signatures" else _selections(run, [source])
+    downstream = [] if name in WITHOUT_COLUMNS else _selections(run, [source])
+    downstream += [DUPLICATES] * (name == "signatures")
     return Asset(
         run=run,
         key=[source, "attributes", name],
@@ -34,8 +36,9 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
         "if an earlier file has the same text.",
         facts=("computed", "changed"),
         code_version=settings.attribute(run, name).version,
-        deps=[[source, "shards"]],
+        deps=[[source, "shards"], *[["hydra", "backbone"]] * (name in OF_BACKBONE)],
         downstream=downstream,
+        pool="gpu" if name in OF_BACKBONE else None,
         columns=ATTRIBUTE_ROWS,
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda made: checks.check_attribute(run, source, name, map(int, made)),
@@ -45,7 +48,7 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
 def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
     """Histograms of the columns of a shard, and the documents with the lowest and highest
     values."""
-    if name == "signatures":  # histograms of hashes are meaningless
+    if name in WITHOUT_COLUMNS:  # their histograms are meaningless
         return {}
     picture, rows = summary.attribute_page(run, source, name, bucket)
     return {"picture": shown_picture(picture), **table(rows)}
@@ -98,7 +101,7 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         return []
     name = source.name
     deps = [[name, part] for part in ("shards", "quality_scores", "topics")]
-    deps += [key for key in attribute_keys(run, name) if key[-1] != "signatures"]
+    deps += [key for key in attribute_keys(run, name) if key[-1] not in WITHOUT_COLUMNS]
     asset = Asset(
         run=run,
         key=[name, "selection"],

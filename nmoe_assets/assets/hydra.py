@@ -13,9 +13,11 @@ from nmoe_assets.catalogue import (
 )
 from nmoe_assets.partitions import label_keys, label_partitions
 from nmoe_core.base.result import Result
+from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.run import Run
-from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.tasks import checks, hydra
+from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.backbone import make_backbone
 from nmoe_core.tasks.graph import settings
 from nmoe_core.tasks.report import summary
@@ -32,6 +34,8 @@ def heads(run: Run) -> list[str]:
 
 def backbone(run: Run) -> dg.AssetsDefinition:
     """The frozen model that computes features."""
+    of_states = [name for name in attribute_names(run) if name in OF_BACKBONE]
+    states = [[one.name, "attributes", name] for one in run_sources(run) for name in of_states]
     return Asset(
         run=run,
         key=[GROUP, "backbone"],
@@ -41,7 +45,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         description="The frozen model that computes features and topics, a checkpoint in the "
         "gpt-oss format. If its kind is tiny, this asset makes it from seeded random numbers.",
         code_version=settings.backbone(run).version,
-        downstream=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"]],
+        downstream=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"], *states],
         checks=("readable",),
         check=lambda: checks.check_backbone(run),
     ).unpartitioned(lambda: make_backbone(run))

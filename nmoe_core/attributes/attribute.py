@@ -1,11 +1,14 @@
 """Computes one attribute of documents and writes its file for one shard.
 
 The row of a document depends only on its text. So rows are reused from an earlier file made by the
-same code with the same settings, and only new and changed texts are processed. Memory: a batch of 4
-M tokens, and the rows of one shard.
+same code with the same settings, and only new and changed texts are processed. Rows that a model
+computes are kept in parts until the file is written, so a killed run loses at most one part.
+Memory: a batch of 4 M tokens, and the rows of one shard.
 """
 
+import io
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loader.files.format import Manifest, load_manifest
-from nmoe_core.base.atomic import TMP_MARK, fsync_dir, replacing, write_json
+from loader.files.regular import read_file
+from nmoe_core.base.atomic import TMP_MARK, fsync_dir, replacing, write_bytes, write_json
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary
+from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary, sha256_json
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.tree import ShardPaths
@@ -39,6 +44,7 @@ from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _BATCH_TOKENS = 4 * 2**20
+PART_TOKENS = 2**16
 # Bins of a column, to measure its drift.
 _NUM_PARTS = 10
 _NUM_TEXTS = 20
@@ -54,13 +60,17 @@ class Attribute:
         made_with: Fingerprints of code and settings.
         compute: Function from the texts of documents to their rows.
         facts: Facts about the settings; the result of every file reports them.
+        reads_tokens: `compute` takes a list of the documents' token ids (without EOS) instead of
+            texts, and a function to call with the number of documents as they are finished. Its
+            rows are kept in parts.
     """
 
     name: str
     schema: pa.Schema
     made_with: Fingerprints
-    compute: Callable[[pa.LargeStringArray], pa.Table]
+    compute: Callable[..., pa.Table]
     facts: Mapping[str, int] = field(default_factory=dict)
+    reads_tokens: bool = False
 
 
 class ShardDocuments(NamedTuple):
@@ -106,11 +116,12 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
         if old is None or old.fingerprints != made_from:
             require_undamaged(manifest)
             opened = open_shard_documents(shard)
-            known = _known(path, old, attribute)
-            rows = _Rows(attribute, chosen, known)
-            parts = opened.documents, attribute.schema, rows.batches(opened)
-            replace_rows(path, attribute.name, made_from, *parts)
-            computed = rows.num_computed
+            parts = Parts(path, made_from)
+            rows = _Rows(attribute, chosen, opened, _known(path, old, attribute), parts)
+            written = opened.documents, attribute.schema, rows.batches()
+            replace_rows(path, attribute.name, made_from, *written)
+            parts.remove()
+            computed = int(rows.is_new.sum())
     changed = old is None or old.fingerprints != made_from
     return made(path, changed=changed, computed=computed, **attribute.facts)
 
@@ -142,8 +153,8 @@ def replace_rows(
     try:
         digest = write_attribute(staged, name, fingerprints, documents, schema, batches)
         if footer.digest != digest:
-            # Columns of bytes have no bins, and signatures would take much memory.
-            names = [f.name for f in schema if not pa.types.is_fixed_size_binary(f.type)]
+            # Columns of bytes and lists have no bins, and would take much memory.
+            names = [f.name for f in schema if not _is_fixed_size(f.type)]
             old, new = (read_attribute(one, names) for one in (path, staged))
             found = {"digest": digest, "documents": len(documents.doc_ids)}
             found |= {"drift": _drift(old, new)}
@@ -154,6 +165,10 @@ def replace_rows(
         staged.unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+def _is_fixed_size(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_binary(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def read_drift(path: Path) -> tuple[int, dict[str, float]] | None:
@@ -247,53 +262,99 @@ def check_attribute(shard: ShardPaths, name: str) -> int:
     return table.num_rows
 
 
+class Parts:
+    """Rows that are computed part by part, in files beside an output until the output is written.
+    `made_from` are the fingerprints of the output."""
+
+    def __init__(self, path: Path, made_from: Fingerprints) -> None:
+        self._directory = path.with_name(f"{path.name}.parts")
+        self._made_from = made_from
+
+    def rows(self, texts: Sequence[str], compute: Callable[[], pa.Table]) -> pa.Table:
+        """The rows of texts, given by their digests: read if a killed run computed them, else
+        computed and written."""
+        path = self._directory / f"{sha256_json([self._made_from, list(texts)])}.arrow"
+        try:
+            return pa.ipc.open_file(read_file(path)).read_all()
+        except (FileNotFoundError, pa.ArrowInvalid):  # not there yet, or damaged
+            table = compute()
+        payload = io.BytesIO()
+        with pa.ipc.new_file(payload, table.schema) as file:
+            file.write_table(table)
+        write_bytes(path, payload.getvalue())
+        return table
+
+    def remove(self) -> None:
+        """Delete all parts."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
 class _Rows:
-    """Rows of documents: reused if the text is known, else computed and counted. The hash covers
-    the whole text, but prep may have cut the text at another length, so the number of tokens must
-    be equal too."""
+    """Rows of a shard's documents: reused if the text is known (and not `is_new`), else computed.
+    The hash covers the whole text, but prep may have cut the text at another length, so the number
+    of tokens must be equal too."""
 
     def __init__(
-        self, attribute: Attribute, chosen: TokenizerSettings, known: pa.Table | None
+        self,
+        attribute: Attribute,
+        chosen: TokenizerSettings,
+        opened: ShardDocuments,
+        known: pa.Table | None,
+        parts: Parts,
     ) -> None:
-        self.attribute = attribute
-        self.num_computed = 0
-        self.known = known if known is not None and known.num_rows else None
-        self.lengths = (
-            lengths_of(self.known.column("doc_id").combine_chunks())
-            if self.known is not None
-            else np.empty(0, np.int64)
-        )
-        self.tokenizer = load_tokenizer(chosen)
+        self._attribute = attribute
+        self._opened = opened
+        self._tokenizer = load_tokenizer(chosen)
+        self._parts = parts
+        self._known = known if known is not None and known.num_rows else None
+        count = len(opened.documents.doc_ids)
+        self._places = np.zeros(count, np.int64)
+        self.is_new = np.ones(count, np.bool_)
+        if self._known is not None:
+            hashes = pa.array(map(bytes.fromhex, opened.documents.text_sha256), pa.binary(32))
+            found = positions(hashes, self._known.column("text_sha256"))
+            self._places = found.fill_null(0).to_numpy()
+            lengths = lengths_of(self._known.column("doc_id").combine_chunks())
+            self.is_new = found.is_null().to_numpy(zero_copy_only=False)
+            self.is_new |= lengths[self._places] != np.concatenate(
+                [file.lengths() for file in opened.files]
+            )
+        where = "/".join(opened.manifest.path.parent.parts[-3::2])
+        self._meter = Meter(f"{attribute.name} {where}", int(self.is_new.sum()))
 
-    def batches(self, opened: ShardDocuments) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows of all documents, in order."""
+        size = PART_TOKENS if self._attribute.reads_tokens else _BATCH_TOKENS
         first = 0
-        for file in opened.files:
-            for spans in _cut(file.spans):
-                digests = opened.documents.text_sha256[first : first + len(spans)]
+        for file in self._opened.files:
+            for spans in _cut(file.spans, size):
+                yield from self._rows(file, spans, slice(first, first + len(spans))).to_batches()
                 first += len(spans)
-                yield from self._rows(file, spans, digests).to_batches()
 
-    def _rows(self, file: ShardFile, spans: np.ndarray, digests: Sequence[str]) -> pa.Table:
-        names = self.attribute.schema.names
-        places = np.zeros(len(spans), np.int64)
-        is_new = np.ones(len(spans), np.bool_)
-        if self.known is not None:
-            hashes = pa.array(map(bytes.fromhex, digests), pa.binary(32))
-            found = positions(hashes, self.known.column("text_sha256"))
-            is_new = found.is_null().to_numpy(zero_copy_only=False)
-            places = found.fill_null(0).to_numpy()
-            is_new |= self.lengths[places] != spans[:, 1] - spans[:, 0]
-        self.num_computed += int(is_new.sum())
+    def _rows(self, file: ShardFile, spans: np.ndarray, documents: slice) -> pa.Table:
+        schema = self._attribute.schema
+        is_new = self.is_new[documents]
         parts = []
         order = np.empty(len(spans), np.int64)
         if is_new.any():
-            texts = decode_documents(self.tokenizer, file.tokens, spans[is_new])
-            parts.append(self.attribute.compute(texts).select(names).cast(self.attribute.schema))
-            order[is_new] = np.arange(len(texts))
-        if self.known is not None and not is_new.all():
-            parts.append(self.known.select(names).take(pa.array(places[~is_new])))
-            order[~is_new] = int(is_new.sum()) + np.arange(len(parts[-1]))
+            digests = np.array(self._opened.documents.text_sha256[documents])[is_new].tolist()
+            rows = self._computed(file, spans[is_new], digests)
+            parts.append(rows.select(schema.names).cast(schema))
+            order[is_new] = np.arange(is_new.sum())
+        if self._known is not None and not is_new.all():
+            places = pa.array(self._places[documents][~is_new])
+            parts.append(self._known.select(schema.names).take(places))
+            order[~is_new] = int(is_new.sum()) + np.arange(len(places))
         return pa.concat_tables(parts).take(order) if len(parts) > 1 else parts[0]
+
+    def _computed(self, file: ShardFile, spans: np.ndarray, digests: list[str]) -> pa.Table:
+        compute = self._attribute.compute
+        if not self._attribute.reads_tokens:
+            return compute(decode_documents(self._tokenizer, file.tokens, spans))
+        tokens = [file.tokens[start : end - 1] for start, end in spans.tolist()]
+        lengths = np.diff(spans, axis=1).ravel().tolist()
+        keys = [f"{digest} {length}" for digest, length in zip(digests, lengths)]
+        return self._parts.rows(keys, lambda: compute(tokens, self._meter.add))
 
 
 def lengths_of(doc_ids: pa.Array) -> np.ndarray:
@@ -312,12 +373,12 @@ def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | N
     return read_attribute(path) if made_with == attribute.made_with else None
 
 
-def _cut(spans: np.ndarray) -> Iterator[np.ndarray]:
-    """Split spans into batches of about equal numbers of tokens; a document that is longer than a
-    batch forms one batch alone."""
+def _cut(spans: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Split spans into batches of at most `size` tokens; a document that is longer than a batch
+    forms one batch alone."""
     first = 0
     while first < len(spans):
-        end = int(spans[first, 0]) + _BATCH_TOKENS
+        end = int(spans[first, 0]) + size
         last = max(first + 1, int(np.searchsorted(spans[:, 1], end, side="right")))
         yield spans[first:last]
         first = last

@@ -1,5 +1,7 @@
 """The columns of attributes; this module imports no compiled code."""
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 NGRAMS = (2, 3, 4, 5, 6, 7, 8, 9, 10)
@@ -17,6 +19,7 @@ SHARES = (
 )
 FLAGS = {"has_lorem_ipsum": "lorem ipsum", "has_curly_bracket": "{"}
 PERSONAL = ("n_emails", "n_ips", "n_cards", "n_ibans", "n_phones")
+FINAL = "final"  # the layer after the final norm
 NUM_BANDS = 16  # number of bands of a signature; each band has seven hashes
 NUM_HASHES = 7 * NUM_BANDS
 SCHEMAS = {
@@ -41,6 +44,14 @@ SCHEMAS = {
         ]
     ),
     "pii": pa.schema([pa.field(name, pa.int32(), nullable=False) for name in PERSONAL]),
+    "perplexity": pa.schema(
+        [
+            pa.field("bits_per_byte", pa.float32()),  # null without a second token
+            pa.field("perplexity", pa.float32()),
+            pa.field("n_predicted_tokens", pa.int32(), nullable=False),
+        ]
+    ),
+    "embedding": pa.schema([]),  # its columns depend on the backbone
     "signatures": pa.schema(
         [
             pa.field("keys", pa.binary(8 * NUM_BANDS), nullable=False),
@@ -59,3 +70,10 @@ SCHEMAS = {
         ]
     ),
 }
+
+
+def embedding_schema(layers: Sequence[str], pooling: str, width: int) -> pa.Schema:
+    """Columns of pooled states: `layer_15_mean` for block 15, `final_mean` after the final norm."""
+    kind = pa.list_(pa.float32(), width)
+    names = [layer if layer == FINAL else f"layer_{layer}" for layer in layers]
+    return pa.schema([pa.field(f"{name}_{pooling}", kind) for name in names])

@@ -32,6 +32,8 @@ _GROUPS = {
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
     "judge: attributes, labels, heads and grades": (
         "attributes",
+        "embed",
+        "perplexity",
         "select",
         "sql",
         "hydra",

@@ -7,7 +7,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmoe_core.cli.flags import add_run_flags, number, run_of
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, number, required, run_of
+from nmoe_core.cli.help.examples import EXAMPLES
 from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 if TYPE_CHECKING:
@@ -22,6 +24,10 @@ def register(verbs: Any) -> None:
     attributes.add_argument("--only", nargs="+", metavar="NAME", help="only these attributes")
     attributes.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     add_run_flags(attributes, is_required=True)
+    text = "record pooled states of a model for documents, as Parquet"
+    _add_states(verbs, "embedding", "embed", text, ("layers", "pooling", "max_tokens"))
+    text = "record how well a model predicts documents: bits per byte, perplexity"
+    _add_states(verbs, "perplexity", "perplexity", text, ("max_tokens",))
     text = "preview which documents a rule over attributes keeps; writes nothing"
     selected = add_verb(verbs, "select", select, text, _show_selection)
     selected.add_argument(
@@ -53,6 +59,44 @@ def register(verbs: Any) -> None:
     text = "one more evaluation set: a JSON lines file of trusted texts"
     ablated.add_argument("--eval", type=Path, metavar="FILE", help=text)
     add_run_flags(ablated, is_required=True)
+
+
+def _add_states(verbs: Any, name: str, verb: str, text: str, keys: tuple[str, ...]) -> None:
+    of_file = f"nmoe {verb} --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out web.parquet"
+    EXAMPLES[f"nmoe {verb}"] = (f"nmoe {verb} --max-tokens 256", of_file)
+    parser = add_verb(verbs, verb, describe, text, _show)
+    parser.add_argument("--source", nargs="+", metavar="NAME", help="only these sources of the run")
+    help_text = "describe the texts of this file instead of a run's documents"
+    parser.add_argument("--input-jsonl", type=Path, metavar="FILE", help=help_text)
+    parser.add_argument("--out", type=Path, metavar="PARQUET", help="output of --input-jsonl")
+    parser.add_argument("--text-field", help="with --input-jsonl (default: text)")
+    parser.add_argument("--id-field", help="with --input-jsonl (default: doc_id or id)")
+    model = [f"backbone.{key}" for key in ("checkpoint", "device", "dtype")]
+    add_run_flags(parser, [*model, *(f"attributes.{name}.{key}" for key in keys)], is_required=True)
+    parser.set_defaults(attribute=name)
+
+
+def describe(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Record an attribute of the backbone for the documents of a run, or for a file of texts."""
+    from nmoe_core.tasks.attributes import describe_file
+    from nmoe_core.tasks.shards import attribute_sources
+
+    name = arguments.attribute
+    path = arguments.input_jsonl
+    unused = ("out", "text_field", "id_field") if path is None else ("source",)
+    if given := [flag for flag in unused if getattr(arguments, flag) is not None]:
+        what = "without --input-jsonl" if path is None else "with --input-jsonl"
+        raise ConfigError(f"{flag_of(given[0])} has no effect {what}", do="remove it")
+    if path is None:
+        run = run_of(arguments)
+        used = run.config.attributes.use
+        run = run if name in used else run.with_settings({"attributes.use": (*used, name)})
+        return attribute_sources(run, [name], arguments.source)
+    arguments.needs_run = False
+    defaults = model_defaults(arguments, "backbone") if arguments.config is None else {}
+    run = run_of(arguments, "checkpoint", defaults=defaults)
+    fields = arguments.text_field or "text", arguments.id_field
+    return [describe_file(run, name, path, required(arguments, "out"), fields)]
 
 
 def ask(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -124,6 +168,7 @@ def _percent(part: int, whole: int) -> float:
 
 def _show(rows: list[dict[str, Any]]) -> None:
     header = ("attribute", "source", "documents", "computed", "shards", "written", "MB", "seconds")
+    header = [key for key in header if rows and key in rows[0]]
     print_table(header, [[row[key] for key in header] for row in rows])
     short = [row for row in rows if row.get("short_strings")]
     for row in short[:1]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.config.tables import PathText
 
 KEYS = ("doc_id", "text_sha256")  # columns that every attribute file has
+OF_BACKBONE = ("perplexity", "embedding")  # attributes that the backbone computes
+WITHOUT_COLUMNS = ("signatures", "embedding")  # rules and queries cannot name their columns
 BUILT_IN = ("signals", "language", "pii", "contamination", "signatures", "duplicates")
+BUILT_IN += OF_BACKBONE
 RESERVED = frozenset((*BUILT_IN, "columns", "quality", "topics", "selection", "documents"))
 
 
@@ -23,7 +26,17 @@ def _columns(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _layer(value: Any) -> Any:
+    return str(value) if type(value) is int else value
+
+
+Layer = Annotated[str, BeforeValidator(_layer), Field(pattern=r"^(final|[1-9][0-9]*)$")]
 ColumnNames = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], AfterValidator(_columns)]
+
+
+_Name = Literal[
+    "signals", "language", "pii", "contamination", "duplicates", "perplexity", "embedding"
+]
 
 
 class DuplicatesTable(StrictModel):
@@ -53,17 +66,38 @@ class ContaminationTable(StrictModel):
     loader plan is refused. Not set: no limit."""
 
 
+class PerplexityTable(StrictModel):
+    """`[attributes.perplexity]`: how well the backbone predicts each document."""
+
+    max_tokens: int = Field(default=512, ge=2)
+    """Maximum tokens of a document that the backbone reads."""
+
+
+class EmbeddingTable(StrictModel):
+    """`[attributes.embedding]`: states of the backbone, pooled over each document."""
+
+    layers: tuple[Layer, ...] = ()
+    """Blocks whose states are kept, numbered from 1, or `final`: after the final norm. Default: the
+    block in the middle."""
+    pooling: Literal["mean", "last"] = "mean"
+    """`mean`: of all tokens; `last`: the state of the last token."""
+    max_tokens: int = Field(default=512, ge=1)
+    """Maximum tokens of a document that the backbone reads."""
+
+
 class AttributesTable(StrictModel):
     """`[attributes]`: what is recorded per document besides its tokens."""
 
     columns: ColumnNames = ()
     """Fields of the sources to store with the documents, such as url or meta.lang."""
-    use: tuple[Literal["signals", "language", "pii", "contamination", "duplicates"], ...] = ()
+    use: tuple[_Name, ...] = ()
     """Attributes to record."""
     files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], PathText] = Field(
         default_factory=dict
     )
     """Your own attributes: Parquet files, or globs, with a column doc_id or text_sha256."""
+    perplexity: PerplexityTable = PerplexityTable()
+    embedding: EmbeddingTable = EmbeddingTable()
 
     @model_validator(mode="after")
     def _names_are_free(self) -> AttributesTable:

@@ -30,6 +30,8 @@ from nmoe_core.engine.weights.checkpoint import open_checkpoint
 from nmoe_core.engine.weights.config import ModelConfig
 from nmoe_core.engine.weights.weight_files import checkpoint_digest
 
+LOGIT_ROWS = 512
+
 
 class Transformer(nn.Module):
     """A loaded model: `blocks` made by `runtime.block`, and `tables` from `Checkpoint.tables`.
@@ -86,6 +88,7 @@ class Transformer(nn.Module):
                 CPU. "grouped" decodes them once and multiplies with torch's grouped matmul
                 (`grouped.py`).
                 "hub" keeps them packed and multiplies with triton_kernels (`hub.py`).
+                "int8" rounds the matrices of dense blocks to int8 (`int8.py`).
             use_kernels: Whether to run on kernels; None uses kernels if the device supports them
                 (`backend.has_kernels`).
 
@@ -94,8 +97,8 @@ class Transformer(nn.Module):
                 (E-CHECKPOINT-SCALE).
             ConfigError: Another dtype (E-CONFIG-DTYPE); a device that is not here
                 (E-CONFIG-DEVICE) or whose memory is too small (E-CONFIG-MEMORY); experts that are
-                not MXFP4 cannot stay packed, and "grouped" and "hub" do not compute every model
-                everywhere (E-CONFIG-EXPERTS); a package is missing (E-CONFIG-EXTRA);
+                not MXFP4 cannot stay packed, and "grouped", "hub" and "int8" do not compute every
+                model everywhere (E-CONFIG-EXPERTS); a package is missing (E-CONFIG-EXTRA);
                 `use_kernels` for a family without kernels (E-CONFIG-KERNELS).
         """
         if dtype not in (torch.float32, torch.bfloat16):
@@ -178,6 +181,30 @@ class Transformer(nn.Module):
             with torch.inference_mode(False), torch.no_grad():
                 logits = packing.unpack_ordinary(self._logits(x))
         return (logits, states) if taps or logits is None else logits
+
+    @torch.inference_mode()
+    def log_probs(self, input_ids: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Log-probability of each token after the tokens before it: float32 [B, T], zero for the
+        first token and for padding.
+
+        Takes `input_ids` and `lengths` as `forward` does, and raises its errors. Logits of at most
+        `LOGIT_ROWS` positions are in memory at once.
+        """
+        self._require_head()
+        depth = self.config.num_hidden_layers
+        _, states = self(input_ids, lengths, return_hidden_states=(depth,), no_logits=True)
+        x = states[depth]
+        packing = Packing.of(x.shape[0], x.shape[1], lengths, x.device)
+        rows = packing.pack(x)
+        ids = packing.pack(input_ids.long().to(x.device))
+        found = rows.new_zeros(len(rows), dtype=torch.float32)
+        for first in range(0, len(rows) - 1, LOGIT_ROWS):
+            following = ids[first + 1 : first + 1 + LOGIT_ROWS]
+            logits = self._logits(rows[first : first + len(following)])
+            chosen = logits.gather(1, following[:, None]).squeeze(1)
+            found[first + 1 : first + 1 + len(following)] = chosen - logits.logsumexp(dim=1)
+        found[packing.positions == 0] = 0
+        return packing.unpack(found)
 
     @torch.inference_mode()
     def extend(

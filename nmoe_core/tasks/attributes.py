@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from nmoe_core.attributes import CODES
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
+from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
+from nmoe_core.base.settings import expert_fingerprints
+from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.sources.paths import find_files
+from nmoe_core.tasks.backbone import backbone_kind, ids_for_model, load_backbone, make_backbone
+from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from nmoe_core.attributes.attribute import Attribute
     from nmoe_core.attributes.joined import UserFiles
     from nmoe_core.attributes.shared import Corpus
+    from nmoe_core.text.models import ModelIds
 
+_PART_BYTES = 2**18
 # Module and function of each attribute that is computed from a text.
 _OF_TEXTS = {
     "signals": ("signals", "signals"),
@@ -90,9 +104,12 @@ def user_files(run: Run, name: str) -> UserFiles:
 
 def open_attribute(run: Run, name: str) -> Attribute:
     """Open an attribute that is computed from texts. Raises ConfigError if its package is not
-    installed or contamination has no evaluation set, and SourceError if a set cannot be read."""
+    installed or contamination has no evaluation set, SourceError if a set cannot be read, and the
+    errors of `open_state_attribute`."""
     from nmoe_core.attributes.attribute import Attribute
 
+    if name in OF_BACKBONE:
+        return open_state_attribute(run, name)
     module_name, function = _OF_TEXTS[name]
     module = _import(module_name)
     made_with: Fingerprints = {"code": CODES[name]}
@@ -112,6 +129,143 @@ def open_attribute(run: Run, name: str) -> Attribute:
         compute = partial(compute, evaluations=sets)
         facts = sets.facts
     return Attribute(name, module.SCHEMA, made_with, compute, facts)
+
+
+def open_state_attribute(run: Run, name: str, tokenizer: Tokenizer | None = None) -> Attribute:
+    """Open `embedding` or `perplexity`; the backbone is loaded when the first row is computed. Its
+    documents are in the ids of the run's shards or, if `tokenizer` is given, in this tokenizer's
+    ids, which the backbone reads.
+
+    Raises:
+        ConfigError: The backbone has no such block, or pyarrow is not installed (E-CONFIG-EXTRA).
+        CheckpointError, TokenizerError: The backbone or its tokenizer is missing or unreadable.
+    """
+    columns = _import("columns")
+    from nmoe_core.attributes.attribute import Attribute
+    from nmoe_core.engine.weights.weight_files import read_config
+
+    ids = ids_for_model(run) if tokenizer is None else None
+    schema = columns.SCHEMAS[name]
+    options: dict[str, Any] = {}
+    if name == "embedding":
+        layers = _layers(run)
+        pooling = run.config.attributes.embedding.pooling
+        options = {"layers": layers, "pooling": pooling}
+        width = read_config(run.tree.checkpoint).hidden_size
+        schema = columns.embedding_schema(layers, pooling, width)
+
+    def compute(tokens: list[Any], add: Callable[[int], None]) -> pa.Table:
+        from nmoe_core.quality import states
+
+        most = getattr(run.config.attributes, name).max_tokens
+        own = tokenizer or (load_tokenizer(run.tokenizer) if ids is None else ids.model)
+        reader = states.Reader(load_backbone(run), own, ids, most)
+        return getattr(states, name)(tokens, add, reader=reader, **options)
+
+    return Attribute(name, schema, _made_with(run, name, ids), compute, reads_tokens=True)
+
+
+def _made_with(run: Run, name: str, ids: ModelIds | None) -> Fingerprints:
+    from nmoe_core.engine.weights.weight_files import checkpoint_digest
+
+    table = getattr(run.config.attributes, name).model_dump()
+    if name == "embedding":
+        table["layers"] = " ".join(_layers(run))
+    return {
+        "code": CODES[name],
+        "backbone": checkpoint_digest(run.tree.checkpoint),
+        "dtype": run.config.backbone.dtype,
+        **expert_fingerprints(run.config.backbone.moe_backend),
+        **{key: str(value) for key, value in table.items()},
+        **({} if ids is None else ids.fingerprints),
+    }
+
+
+def _layers(run: Run) -> list[str]:
+    """The blocks whose states are kept. Raises ConfigError if the backbone has fewer blocks."""
+    from nmoe_core.engine.weights.weight_files import read_config
+
+    depth = read_config(run.tree.checkpoint).num_hidden_layers
+    layers = list(run.config.attributes.embedding.layers) or [str(max(1, depth // 2))]
+    for layer in layers:
+        if (layer != "final" and int(layer) > depth) or layers.count(layer) > 1:
+            raise ConfigError(
+                "attributes.embedding.layers does not fit the backbone",
+                where=run.path,
+                found=", ".join(layers),
+                expected=f"different blocks of 1 to {depth}, or final",
+            )
+    return layers
+
+
+def describe_file(
+    run: Run, name: str, path: Path, out: Path, fields: tuple[str, str | None]
+) -> dict[str, Any]:
+    """Write the attribute of the texts of a JSON lines file to the Parquet file `out`, unless it is
+    up to date, and return its facts. `fields` are the keys of text and id, as in `JsonlTexts`.
+    Documents are tokenised by the backbone's tokenizer.
+
+    Raises:
+        SourceError: A line is not a document (E-SOURCE-RECORD), or the file is missing.
+        FormatError: A document id occurs twice (E-DOCID).
+        TokenizerError: The backbone has no tokenizer (E-TOKENIZER-NAME).
+        LockedError: Another process is writing this output (E-LOCKED).
+    """
+    from nmoe_core.attributes.attribute import Parts, made, replace_rows
+    from nmoe_core.curate.topics.embed import runs_within
+    from nmoe_core.labels.documents import JsonlTexts
+    from nmoe_core.shards.attribute_file import Documents, is_attribute_current
+
+    started = time.perf_counter()
+    if run.config.backbone.kind == "tiny":
+        make_backbone(run)
+    texts = JsonlTexts(path, *fields)
+    tokenizer = _model_tokenizer(run)
+    attribute = open_state_attribute(run, name, tokenizer)
+    most = getattr(run.config.attributes, name).max_tokens
+    made_from = {"texts": texts.sha256, "tokenizer": tokenizer.fingerprint}
+    made_from |= {**texts.fingerprints, **attribute.made_with}
+    doc_ids = [doc_id for doc_id, _ in texts.rows]
+    computed = 0
+    with replacing(out):
+        if not is_attribute_current(out, made_from):
+            payloads = (texts.text(doc_id).encode() for doc_id in doc_ids)
+            measured = [(hashlib.sha256(one).hexdigest(), len(one)) for one in payloads]
+            digests = [digest for digest, _ in measured]
+            sizes = np.array([size for _, size in measured], np.int64)
+            parts = Parts(out, made_from)
+            meter = Meter(f"{name} {path.name}", len(doc_ids))
+
+            def rows_of(some: slice) -> pa.Table:
+                tokens = [tokenizer.encode_long(texts.text(one), most) for one in doc_ids[some]]
+                return attribute.compute(tokens, meter.add)
+
+            batches = (
+                batch
+                for some in runs_within(sizes, _PART_BYTES, len(doc_ids))
+                for batch in parts.rows(digests[some], partial(rows_of, some)).to_batches()
+            )
+            documents = Documents(doc_ids, digests)
+            replace_rows(out, name, made_from, documents, attribute.schema, batches)
+            parts.remove()
+            computed = len(doc_ids)
+    facts = made(out, computed=computed).facts
+    row = {"attribute": name, "source": str(path), "documents": facts["documents"]}
+    seconds = round(time.perf_counter() - started, 1)
+    return row | {"computed": computed, "MB": round(facts["bytes"] / 1e6, 1), "seconds": seconds}
+
+
+def _model_tokenizer(run: Run) -> Tokenizer:
+    """The backbone's tokenizer; with random weights, the run's."""
+    from nmoe_core.curate.jsonl.record_embeddings import open_tokenizer
+    from nmoe_core.curate.topics.embed import table_shape
+    from nmoe_core.text.models import model_tokenizer
+
+    path = run.tree.checkpoint
+    num_rows = table_shape(path)[0]
+    if backbone_kind(run) == "tiny" and model_tokenizer(path, num_rows) is None:
+        return load_tokenizer(run.tokenizer)
+    return open_tokenizer(path, num_rows)
 
 
 def attribute_schema(run: Run, name: str) -> Any:

@@ -17,10 +17,11 @@ from nmoe_core.base.compute.api import map_shards
 from nmoe_core.base.errors import ConfigError, NmoeError, device_errors
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
+from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, hydra
-from nmoe_core.tasks.backbone import require_checkpoints
+from nmoe_core.tasks.backbone import make_backbone, require_checkpoints
 from nmoe_core.tasks.graph.require import require_inputs
 
 ShardTask = str
@@ -48,7 +49,8 @@ def each_shard(
     if task == "grade":
         require_selectable(run)
     require_inputs(run, task.partition("/")[0], [source])
-    compute = run.config.compute.for_work(gpus=task == "grade")
+    is_model = task == "grade" or task.partition("/")[2] in OF_BACKBONE
+    compute = run.config.compute.for_work(gpus=is_model)
     keys = list(keys)
     attempts = map_shards(partial(_shard, run, task, source, picture), keys, compute)
     return _metered(attempts, Meter(f"{task} {source}", len(keys), "shards"))
@@ -106,6 +108,8 @@ def attribute_sources(
     attribute and source. The first error of a shard is raised once all other shards are made."""
     rows = []
     for name in attributes.chosen_attributes(run, only):
+        if name in OF_BACKBONE and run.config.backbone.kind == "tiny":
+            make_backbone(run)
         for source in ["all"] if name == "duplicates" else chosen_sources(run, sources):
             started = time.perf_counter()
             told = {}

@@ -99,6 +99,26 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
     ]
 
 
+def test_states_are_an_asset_of_shards_and_backbone_that_no_rule_reads(project: Project) -> None:
+    pytest.importorskip("torch")
+    use = ["embedding", "perplexity"]
+    more = {"attributes.use": use, "backbone.kind": "tiny", "curation.where": "perplexity > 0"}
+    run = project.run.with_settings(
+        {**more, "attributes.embedding.max_tokens": 8, "attributes.files": {}}
+    )
+    states = dg.AssetKey(["web", "attributes", "embedding"])
+    backbone = dg.AssetKey(["hydra", "backbone"])
+    graph = build_definitions(run).resolve_asset_graph()
+    read = graph.get(dg.AssetKey(["web", "selection"])).parent_keys
+    assert graph.get(states).parent_keys == {backbone, dg.AssetKey(["web", "shards"])}
+    assert states not in read
+    assert dg.AssetKey(["web", "attributes", "perplexity"]) in read
+    done = _made(run, [backbone, states])
+    assert all(one.passed for one in done.get_asset_check_evaluations())
+    made = [event.materialization for event in done.get_asset_materialization_events()]
+    assert {one.partition for one in made if one.asset_key == states} == {"0000", "0001"}
+
+
 def test_curated_shards_follow_the_copies_where_their_order_can_spread_them(
     project: Project,
 ) -> None:

@@ -83,6 +83,7 @@ def embed_deep(
 
     from nmoe_core.engine.weights.checkpoint import open_checkpoint
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
+    from nmoe_core.quality.heads.features import padded_batches
 
     _refuse_tensor_parallel(settings.tensor_parallel)
     tokenizer = open_tokenizer(model_dir, table_shape(model_dir)[0], settings.tokenizer)
@@ -107,7 +108,9 @@ def embed_deep(
         todo = chosen[missing_records(cache, keys[chosen])]
         todo = todo[np.argsort(counts[todo], kind="stable")]
         todo = todo[::-1] if settings.is_reverse else todo
-        batches = list(_batches(todo, np.minimum(counts, max_tokens), settings))
+        lengths = np.minimum(counts, max_tokens)[todo]
+        sizes = settings.batch_size, settings.batch_tokens
+        batches = [todo[one] for one in padded_batches(lengths, *sizes)]
 
         def tokens(batch: np.ndarray) -> list[np.ndarray]:
             encoded = tokenizer.rows(list(records.texts(batch)))
@@ -151,21 +154,6 @@ def embed_deep(
         write_array(output, cache.read(cache.find(keys[chosen])))
         write_json(paths.beside("_meta.json"), facts)
     return facts | {"embedded_now": len(todo)}  # not in the file: it differs from run to run
-
-
-def _batches(todo: np.ndarray, lengths: np.ndarray, settings: DeepSettings) -> Iterator[np.ndarray]:
-    """Yield batches of at most `batch_size` documents and `batch_tokens` padded tokens."""
-    start = 0
-    while start < len(todo):
-        stop = start
-        longest = 0
-        while stop < len(todo) and stop - start < settings.batch_size:
-            longest = max(longest, int(lengths[todo[stop]]))
-            if stop > start and longest * (stop - start + 1) > settings.batch_tokens:
-                break
-            stop += 1
-        yield todo[start:stop]
-        start = stop
 
 
 def _blocks(

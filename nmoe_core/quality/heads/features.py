@@ -66,6 +66,24 @@ def batches(
         yield collate(documents, order[start : start + batch_size], device)
 
 
+def padded_batches(
+    lengths: Sequence[int] | np.ndarray, most_documents: int, most_tokens: int
+) -> Iterator[slice]:
+    """Split documents with these lengths, in this order, into batches of at most `most_documents`
+    documents and `most_tokens` tokens with padding; a longer document forms one batch alone."""
+    start = 0
+    while start < len(lengths):
+        stop = start
+        longest = 0
+        while stop < len(lengths) and stop - start < most_documents:
+            longest = max(longest, int(lengths[stop]))
+            if stop > start and longest * (stop - start + 1) > most_tokens:
+                break
+            stop += 1
+        yield slice(start, stop)
+        start = stop
+
+
 def collate(documents: DocumentTokens, rows: list[int], device: torch.device) -> Batch:
     """Pad the documents at `rows` to the longest of them."""
     lengths = [len(documents.tokens[i]) for i in rows]

@@ -11,9 +11,10 @@ from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
 
-# These can exceed 1: repeated n-grams overlap, and each counts all its characters.
+# These can exceed 1. Repeated n-grams overlap, and each counts all its characters.
 _ABOVE_ONE = frozenset({f"top_{n}gram_chars" for n in (2, 3, 4)})
 _ABOVE_ONE |= {"mean_word_chars", "hashes_per_word", "ellipses_per_word"}
+_ABOVE_ONE |= {"bits_per_byte", "perplexity"}
 ATTRIBUTE_CHECKS = ("rows", "ranges", "drift")
 
 

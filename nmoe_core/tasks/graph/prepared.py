@@ -1,6 +1,8 @@
 """Compares recorded and current inputs of the outputs made from sources: shards, manifests, slices
 and attributes."""
 
+from functools import cached_property
+
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.attributes import CODES
 from nmoe_core.base.errors import FormatError
@@ -12,6 +14,7 @@ from nmoe_core.base.fingerprint import (
     recorded,
     sha256_json,
 )
+from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.labels.slices import SUMMARY_NAME, slice_fingerprints
@@ -107,22 +110,30 @@ class AttributeLooks:
         elif name == "contamination":
             self._now = dict(open_attribute(run, name).made_with)
 
+    @cached_property
+    def _made_with(self) -> Fingerprints:
+        is_of_backbone = self._name in OF_BACKBONE
+        return open_attribute(self._run, self._name).made_with if is_of_backbone else self._now
+
     def shard(self, shard: ShardPaths) -> Look:
         """The recorded and current inputs of one shard."""
         from nmoe_core.shards.attribute_file import find_footer
 
         footer = find_footer(shard.attribute(self._name))
         then = None if footer is None else footer.fingerprints
-        now = {"documents": documents_digest(load_manifest(shard.manifest)), **self._now}
+        now = {"documents": documents_digest(load_manifest(shard.manifest)), **self._made_with}
         key = {"contamination": "contamination.evaluations"}.get(
             self._name, f"attributes.files.{self._name}"
         )
-        names = {"evaluations": key, "files": key}
+        names = {"evaluations": key, "files": key, "dtype": "backbone.dtype"}
+        names |= {
+            name: f"attributes.{self._name}.{name}" for name in ("layers", "pooling", "max_tokens")
+        }
         settings_then, settings_now = (
             {names[k]: value for k, value in (made or {}).items() if k in names}
             for made in (then, now)
         )
-        inputs = {"documents": f"{shard.source}/shards"}
+        inputs = {"documents": f"{shard.source}/shards", "backbone": "hydra/backbone"}
         return Look(then, now, settings_then, settings_now, inputs)
 
 

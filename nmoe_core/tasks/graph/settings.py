@@ -16,6 +16,7 @@ from nmoe_core.attributes import CODES
 from nmoe_core.audit.seen import SEEN_CODE
 from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
 from nmoe_core.base.settings import expert_fingerprints
+from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import ShardKeys
@@ -192,7 +193,13 @@ def attribute(run: Run, name: str) -> MadeWith:
     if name == "duplicates":
         table = config.duplicates.model_dump(mode="json")
         return MadeWith(CODES[name], {f"duplicates.{key}": value for key, value in table.items()})
-    return MadeWith(CODES[name], {})
+    found: dict[str, Any] = {}
+    if name in OF_BACKBONE:
+        table = getattr(config.attributes, name).model_dump(mode="json")
+        found = {f"attributes.{name}.{key}": value for key, value in table.items()}
+        found["backbone.dtype"] = config.backbone.dtype
+        found["backbone.moe_backend"] = expert_fingerprints(config.backbone.moe_backend)
+    return MadeWith(CODES[name], found)
 
 
 def selection(run: Run) -> MadeWith:

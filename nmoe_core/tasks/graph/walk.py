@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from typing import Literal
 
 from nmoe_core.base.errors import NmoeError
+from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.settings import spreads_copies
@@ -294,7 +295,8 @@ def _attributes(
             for shard in run.tree.shards(name, run.config.prep.num_shards):
                 key = f"{name}/attributes/{attribute}"
                 number = f"{shard.bucket:04d}"
-                graph.add(key, task, [f"{name}/shards"], partial(looks.shard, shard), number)
+                inputs = [f"{name}/shards"] + ["hydra/backbone"] * (attribute in OF_BACKBONE)
+                graph.add(key, task, inputs, partial(looks.shard, shard), number)
 
 
 def _curation(graph: Graph, sources: Sequence[SourcePlan]) -> None:

@@ -20,7 +20,7 @@ from loader.files.regular import open_file
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.config.attributes import KEYS
+from nmoe_core.config.attributes import KEYS, WITHOUT_COLUMNS
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.inputs import load_quality, load_topics
@@ -31,7 +31,6 @@ from nmoe_core.shards.manifest import column_files, documents_digest
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 
 Schema = dict[str, pa.DataType]
-_HIDDEN = "signatures"  # the LSH keys of bands are not useful to users
 _SCORES: Schema = {
     "decision": pa.string(),
     "aggregated": pa.float64(),
@@ -68,7 +67,7 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
     if column_files(manifest):
         found["columns"] = _of_file(shard, manifest, "columns")
     for name in attribute_names(run):
-        if name != _HIDDEN and shard.attribute(name).is_file():
+        if name not in WITHOUT_COLUMNS and shard.attribute(name).is_file():
             found[name] = _of_file(shard, manifest, name)
     if (shard.graded / SUMMARY_NAME).is_file():
         found["quality"] = Part(
@@ -106,7 +105,7 @@ def planned_schema(run: Run) -> Schema:
     `attribute_schema`."""
     kept = {column: pa.null() for one in run_sources(run) for column in one.spec.columns or ()}
     parts = {"columns": kept, "quality": _scores_schema(run), "topics": _TOPICS}
-    made = {n: attribute_schema(run, n) for n in attribute_names(run) if n != _HIDDEN}
+    made = {n: attribute_schema(run, n) for n in attribute_names(run) if n not in WITHOUT_COLUMNS}
     return labelled({"documents": DOCUMENTS}) | labelled(parts) | labelled(made)
 
 

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
     "heads": {"max_ctx": 16, "judge": {"mid_dim": 16, "num_heads": 4, "ffn_dim": 32}},
     "calibration": {"max_false_drop": 0.5},
     "grading": {"grader": "student"},
-    "attributes": {"use": ["signals", "language", "contamination", "duplicates"]},
+    "attributes": {"use": ["signals", "language", "contamination", "duplicates", "embedding"]},
     "contamination": {"evaluations": {"exam": "in/exam.jsonl"}},
     "curation": {"num_topics": 4, "where": "n_words > 6 and is_survivor and decision != 'drop'"},
 }
