@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loader import IGNORE_INDEX, build_loader
+from loader import IGNORE_INDEX, open_loader
 
 BUCKETS = 512
 
@@ -30,7 +30,8 @@ def main() -> None:
     parser.add_argument("--probe", type=int, nargs=2, metavar="ID", help="print P(second | first)")
     arguments = parser.parse_args()
 
-    loader, plan = build_loader(arguments.plan, backend="numpy")
+    loader = open_loader(arguments.plan, backend="numpy")
+    plan = loader.plan
     counts = np.ones((BUCKETS, BUCKETS))
     digest = ""
     state_file = arguments.checkpoint.with_suffix(".json")

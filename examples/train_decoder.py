@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loader import IGNORE_INDEX, Batch, SourceLosses, build_loader, count_metrics
+from loader import IGNORE_INDEX, Batch, SourceLosses, count_metrics, open_loader
 
 LEARNING_RATE = 3e-3
 
@@ -71,7 +71,8 @@ class Trainer:
 
     def __init__(self, plan: str, checkpoint: Path, vocab: int, prefetch: int) -> None:
         torch.manual_seed(0)
-        self.loader, self.plan = build_loader(plan, backend="torch", prefetch=prefetch)
+        self.loader = open_loader(plan, backend="torch", prefetch=prefetch)
+        self.plan = self.loader.plan
         self.model = Decoder(vocab, self.plan.seq_len)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), LEARNING_RATE)
         self.losses = SourceLosses(self.loader.source_names)

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from loader import IGNORE_INDEX, SourceLosses, build_loader
+from loader import IGNORE_INDEX, SourceLosses, open_loader
 
 VOCAB, WIDTH = 512, 32
 
@@ -35,7 +35,9 @@ def train(arguments: argparse.Namespace) -> None:
         "gloo", init_method=os.environ["STORE"], rank=rank, world_size=world_size
     )
     torch.manual_seed(0)
-    loader, _ = build_loader(arguments.plan, rank, world_size, backend="torch", prefetch=2)
+    loader = open_loader(
+        arguments.plan, rank=rank, world_size=world_size, backend="torch", prefetch=2
+    )
     model = nn.Sequential(nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     losses, digest = SourceLosses(loader.source_names), ""

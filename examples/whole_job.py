@@ -15,7 +15,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from loader import build_loader
+from loader import open_loader
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.backbone import make_backbone
 from nmoe_core.tasks.commands import curate_sources, make_split, splits_of
@@ -86,7 +86,7 @@ def main() -> None:
     print("curate:", curated["notes"]["documents"], "documents kept")
     made = make_plan(run, ["notes"], [])  # which sequences a trainer reads, in which order
 
-    loader, _ = build_loader(made.facts["path"], rank=0, world_size=1)
+    loader = open_loader(made.facts["path"], rank=0, world_size=1)
     for _ in range(10):
         inputs, _ = loader.next()  # int64 [batch_size, seq_len]
         digest = hashlib.sha256(inputs.numpy().tobytes()).hexdigest()

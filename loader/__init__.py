@@ -1,6 +1,6 @@
 """Deterministic, elastic, exactly resumable loading of token shards. Needs numpy only."""
 
-from loader.config import build_loader, open_loader, read_config, resolve_plan
+from loader.config import read_config, resolve_plan
 from loader.edits.certificate import Certificate, verify_certificate
 from loader.edits.masking import mask
 from loader.edits.remix import remix
@@ -9,17 +9,17 @@ from loader.errors import ConfigError, FormatError, NmoeError, PlanError, StateE
 from loader.files.format import Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
 from loader.files.spans import IGNORE_INDEX, attention_mask, cu_seqlens, document_ids, position_ids
-from loader.forms import Batch
 from loader.loader import DeterministicLoader
 from loader.metrics import SourceLosses, count_metrics, source_losses
+from loader.opening import open_loader
 from loader.plan.build import build_plan
 from loader.plan.file import load_plan
 from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import PlanSettings
+from loader.rows.forms import Batch
 
 __version__ = "0.1.0"
-Loader = DeterministicLoader
 
 __all__ = [
     "IGNORE_INDEX",
@@ -29,7 +29,6 @@ __all__ = [
     "DeterministicLoader",
     "FormatError",
     "IndexReader",
-    "Loader",
     "LoaderPlan",
     "Manifest",
     "NmoeError",
@@ -41,7 +40,6 @@ __all__ = [
     "StateError",
     "__version__",
     "attention_mask",
-    "build_loader",
     "build_plan",
     "count_metrics",
     "cu_seqlens",

@@ -16,11 +16,11 @@ import numpy as np
 
 from loader.errors import ConfigError
 from loader.files.spans import IGNORE_INDEX
-from loader.forms import FORMS, OF_DOCUMENTS, OF_ROWS, Batch, formed
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import KEYS
 from loader.plan.tables import unknown_name
 from loader.rows.buffers import HeldBuffers, check_device, check_pinning, pinned_tensor
+from loader.rows.forms import FORMS, OF_DOCUMENTS, OF_ROWS, Batch, formed
 from loader.rows.stream import RankRows, Split, Stream
 
 _CHOICES = {
@@ -42,7 +42,7 @@ class MemoryOptions(TypedDict, total=False):
         contiguous: Put inputs and targets into separate arrays, so that `targets.view(-1)` works.
             False returns two overlapping views of rows of `seq_len + 1` tokens, which takes less
             work per batch.
-        form: `pair` returns (inputs, targets). `batch` returns a `loader.forms.Batch`. `dict`
+        form: `pair` returns (inputs, targets). `batch` returns a `loader.rows.forms.Batch`. `dict`
             returns the arguments of transformers' models: input_ids, labels (which the model
             shifts, so the last target of a row is missing) and shift_labels (the targets).
         extras: More entries of a dict. `[local_batch]` each: source_index, stage_index and
@@ -169,7 +169,7 @@ def check_names(options: Iterable[str], known: Iterable[str] = ()) -> None:
                 do=f'put it into the run: open_loader(read_config("run.toml") | {{"{name}": ...}})',
             )
         if name == "num_workers":
-            do = "use WorkerLoader, or StepDataset in a DataLoader; or set prefetch"
+            do = "use open_loader, or a DataLoader of a StepDataset; or set prefetch"
             raise ConfigError("the loader reads in this process", where=name, do=do)
         if name not in known:
             raise unknown_name("argument", name, known, "loader")
@@ -221,7 +221,7 @@ class BatchReader:
         array, memory = self._fresh(self._shape(rows))
         return _rows(memory, n, *self._stream.read(n, rows, array))
 
-    def pair(self, rows: Rows) -> tuple[Any, Any]:
+    def pair(self, rows: Rows | Batch) -> tuple[Any, Any]:
         """Inputs and targets, on the device that the options name."""
         return self._placed(rows.inputs), self._placed(rows.targets)
 

@@ -1,4 +1,4 @@
-"""Opens a plan and its loader, from the plan, its file, its URL or a run's settings.
+"""Opens a plan, from the plan itself, its file, its URL or a run's settings.
 
 `loader.plan.settings.RunSettings` has the keys, and docs/loader/runs.md explains them. Each key of
 a mapping or a file must be one of the loader's keys, or a table of another task or of the trainer;
@@ -7,16 +7,15 @@ the loader's keys are read. None and "" mean not set.
 """
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
-from loader.batches import MemoryOptions, ReadOptions, check_names
+from loader.batches import MemoryOptions
 from loader.errors import ConfigError
 from loader.files.addresses import address, is_url, local_path
 from loader.files.format import MANIFEST_NAME
-from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
 from loader.plan import tables
 from loader.plan.build import build_plan, sources_read
@@ -36,8 +35,6 @@ from loader.plan.records import LoaderPlan
 from loader.plan.remote import local_data
 from loader.plan.settings import KEYS, LOCAL_CACHE, TOKENIZER_FILES, RunSettings, checked
 from loader.plan.streaming import StoredPlan
-from loader.ranks import data_rank
-from loader.rows.stream import Split
 
 # Sections of a run's TOML that can also be separate files, and the keys that name these files.
 _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
@@ -60,61 +57,11 @@ class LoaderOptions(MemoryOptions, total=False):
     cache_bytes: int | None
 
 
-def build_loader(
-    cfg: object,
-    rank: int | None = None,
-    world_size: int | None = None,
-    split: Split = "train",
-    print_fn: Callable[[str], None] | None = None,
-    backend: str = "auto",
-    **options: Unpack[LoaderOptions],
-) -> tuple[DeterministicLoader, LoaderPlan]:
-    """Open a plan, or plan a run from its settings, and open its loader.
-
-    Args:
-        cfg: A plan, its path (`.json`) or URL, a path to a TOML or YAML file, a mapping, or an
-            object with the settings as attributes.
-        rank, world_size, split, backend: See `DeterministicLoader`.
-        print_fn: Called on rank 0 with one line about the plan.
-        options: See `LoaderOptions`.
-
-    Raises:
-        ConfigError, PlanError, FormatError: Raised before any shard is read; errors in arguments,
-        before a plan is built.
-    """
-    check_names(options, CACHE_KEYS)
-    memory: dict[str, Any] = {k: v for k, v in options.items() if k not in CACHE_KEYS}
-    ReadOptions(*data_rank(rank, world_size), split, backend, **memory)
-    plan = resolve_plan(cfg, options.get("cache_dir"), options.get("cache_bytes"))
-    loader = DeterministicLoader(plan, rank, world_size, split, backend, **memory)
-    if print_fn is not None and loader.rank == 0:
-        print_fn(
-            f"loader {split}: plan {plan.plan_id} {plan.plan_hash[:12]}, "
-            f"{len(loader.source_names)} sources, {loader.num_steps} steps of "
-            f"{plan.batch_size} x {plan.seq_len} tokens"
-        )
-    return loader, plan
-
-
-def open_loader(
-    cfg: object,
-    split: Split = "train",
-    *,
-    rank: int | None = None,
-    world_size: int | None = None,
-    backend: str = "auto",
-    **options: Unpack[LoaderOptions],
-) -> DeterministicLoader:
-    """The loader of this process's rows. Arguments and errors are the same as for
-    `build_loader`."""
-    return build_loader(cfg, rank, world_size, split, backend=backend, **options)[0]
-
-
 def resolve_plan(
     cfg: object, cache_dir: str | Path | None = None, cache_bytes: int | None = None
 ) -> LoaderPlan:
-    """The plan that `cfg` describes. Arguments and errors are the same as for `build_loader`;
-    `cache_dir` replaces the setting `cache_dir`."""
+    """The plan that `cfg` describes. Arguments and errors are the same as for
+    `loader.opening.open_loader`; `cache_dir` replaces the setting `cache_dir`."""
     if cache_bytes is not None and not (isinstance(cfg, str | Path) and is_url(cfg)):
         found = type(cfg).__name__ if not isinstance(cfg, str | Path) else repr(str(cfg))
         raise ConfigError(

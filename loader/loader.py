@@ -17,15 +17,15 @@ import numpy as np
 
 from loader.batches import BatchReader, MemoryOptions, ReadOptions, Rows, check_names
 from loader.errors import AttributeConfigError, ConfigError, PlanError, StateError
-from loader.forms import Batch
 from loader.plan.records import LoaderPlan
 from loader.ranks import check_found, data_rank
+from loader.rows.forms import Batch
 from loader.rows.prefetch import Prefetcher, weak_method
 from loader.rows.stream import Split, Stream
 from loader.state import make_state, resume
 
 
-class DeterministicLoader:  # in short `loader.Loader`
+class DeterministicLoader:
     """Reads this rank's part of a plan's stream. Implements torchdata's `Stateful`.
 
     The memory of a batch is reused only after the caller has released the batch and its views. Only

@@ -95,35 +95,16 @@ class PlanDataset(Dataset[Any]):
         return self.own_rank()
 
 
-class BatchDataset(PlanDataset):
-    """Complete batches of one rank."""
-
-    def set_epoch(self, _: int) -> None:
-        """Called by the loaders of accelerate, and so by transformers' Trainer, which distribute
-        batches over ranks. Raises ConfigError if there are several ranks."""
-        if (found := data_rank()[1]) > 1:
-            raise ConfigError(
-                "accelerate would split the batches of this rank among all ranks again",
-                where="accelerate",
-                found=f"{found} ranks",
-                do="do not `prepare` this loader, or give it a RowDataset",
-            )
-
-    def check_complete(self, fetcher: _MapDatasetFetcher | _IterableDatasetFetcher) -> None:
-        """Raise ConfigError if a `DataLoader` collects complete batches into batches again."""
-        if fetcher.auto_collation:
-            raise ConfigError(
-                "the data set returns complete batches",
-                where="DataLoader",
-                do="set batch_size = None, or give a trainer that collects batches a RowDataset",
-            )
-
-
-class StepDataset(BatchDataset):
+class StepDataset(PlanDataset):
     """This rank's batches by step, for `DataLoader(dataset, batch_size=None)`: a trainer that saves
     the number of its next step needs no other state. A `DataLoader` must request the steps in
-    order; `dataset[step]` works for any step. Takes the arguments of `TokenDataset`; options:
-    `loader.config.LoaderOptions`."""
+    order; `dataset[step]` works for any step.
+
+    Args:
+        cfg: See `open_loader`.
+        rank, world_size, split: See `DeterministicLoader`.
+        options: See `loader.config.LoaderOptions`.
+    """
 
     def __init__(
         self,
@@ -153,7 +134,10 @@ class StepDataset(BatchDataset):
         if not 0 <= step < len(loader):
             raise IndexError(f"step {step} of {len(loader)}")
         if isinstance(fetcher := asking_fetcher(), _MapDatasetFetcher):
-            self.check_complete(fetcher)
+            if fetcher.auto_collation:
+                text = "the data set returns complete batches"
+                do = "set batch_size = None, or give a trainer that collects batches a RowDataset"
+                raise ConfigError(text, where="DataLoader", do=do)
             worker = get_worker_info()
             expected = self._last + (worker.num_workers if worker else 1)
             if not self._starts_pass(fetcher) and step != expected:
@@ -161,6 +145,17 @@ class StepDataset(BatchDataset):
             self._last = step
         loader.seek_step(step)
         return loader.next()
+
+    def set_epoch(self, _: int) -> None:
+        """Called by the loaders of accelerate, and so by transformers' Trainer, which distribute
+        batches over ranks. Raises ConfigError if there are several ranks."""
+        if (found := data_rank()[1]) > 1:
+            raise ConfigError(
+                "accelerate would split the batches of this rank among all ranks again",
+                where="accelerate",
+                found=f"{found} ranks",
+                do="do not `prepare` this loader, or give it a RowDataset",
+            )
 
 
 class RowDataset(PlanDataset):

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loader import DeterministicLoader, build_loader, resolve_plan
+    from loader import DeterministicLoader, open_loader, resolve_plan
     from loader import LoaderPlan as MixturePlan
     from loader.files.format import Manifest as ManifestInfo
     from loader.files.format import load_manifest
@@ -51,10 +51,10 @@ __all__ = [
     "PrepPipeline",
     "ShardWriter",
     "Transformer",
-    "build_loader",
     "inspect_shards",
     "load_manifest",
     "normalize_text",
+    "open_loader",
     "regenerate_index",
     "resolve_plan",
     "tokenize",
@@ -70,7 +70,7 @@ _HOME = {
     "MixturePlan": "loader",
     "ShardWriter": "nmoe_core.shards.writer",
     "Transformer": "nmoe_core.engine",
-    "build_loader": "loader",
+    "open_loader": "loader",
     "inspect_shards": "nmoe_core.shards.inspect",
     "load_manifest": "loader.files.format",
     "normalize_text": "nmoe_core.text.normalise",

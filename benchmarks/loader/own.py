@@ -16,10 +16,10 @@ Batches = Iterator[Any]
 
 def ours(directory: Path, seq_len: int, batch_size: int, **options: Any) -> Batches:
     """This package, torch tensors where torch is there."""
-    from loader import build_loader
+    from loader import open_loader
 
     config = plan_config(directory, seq_len, batch_size)
-    loader, _ = build_loader(config, **options)
+    loader = open_loader(config, **options)
     steps = NUM_TOKENS // seq_len // batch_size
     while True:
         # Over the same tokens again and again, so that all of them come from the page cache.

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.loader.data import NUM_TOKENS, plan_config, write_tokens
 from benchmarks.rounds import ROUNDS, cpu_seconds, seconds
-from loader import DeterministicLoader, LoaderPlan, build_loader, resolve_plan
+from loader import DeterministicLoader, LoaderPlan, open_loader, resolve_plan
 
 ROOT = Path(__file__).resolve().parents[2] / "build" / "bench"
 
@@ -29,7 +29,7 @@ def main() -> None:
     """Print all figures."""
     plans = {files: _plan(files) for files in (1, 500)}
     for files, path in plans.items():
-        opened = cpu_ms(lambda path=path: build_loader(path, backend="numpy"))
+        opened = cpu_ms(lambda path=path: open_loader(path, backend="numpy"))
         first = cpu_ms(lambda path=path: _first_batch(path))
         print(f"{2 * files} shards: open {opened:.1f} ms cpu,", end=" ")
         print(f"open + seek to sequence 1e9 + first batch {first:.1f} ms cpu")
@@ -47,7 +47,7 @@ def _plan(files: int) -> Path:
 
 
 def _first_batch(path: Path) -> None:
-    loader = build_loader(path, backend="numpy")[0]
+    loader = open_loader(path, backend="numpy")
     loader.seek(10**9 // 32 * 32)
     loader.next()
     loader.close()
@@ -70,7 +70,7 @@ def _read(loader: DeterministicLoader, steps: int) -> None:
 
 def _prefetch(path: Path) -> None:
     for prefetch in (0, 2):
-        loader = build_loader(path, backend="numpy", prefetch=prefetch)[0]
+        loader = open_loader(path, backend="numpy", prefetch=prefetch)
         loader.next()
         waits = []
         for _ in range(300):

@@ -150,7 +150,7 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
 
 
 def loader_plan(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
-    """The plan that `loader.build_loader` opens: sources, weights, quotas, digests."""
+    """The plan that `loader.open_loader` opens: sources, weights, quotas, digests."""
     names = [source.name for source in sources]
     valid = [source.name for source in sources if source.has_valid]
     return Asset(

@@ -1,6 +1,6 @@
 """The run configuration: one TOML file, validated completely before any data is read or written.
 
-The flat keys at the top and `[data]` are the loader's: a trainer's `build_loader` reads them from
+The flat keys at the top and `[data]` are the loader's: a trainer's `open_loader` reads them from
 the same file, by the same rules. The other tables belong to the platform's tasks. Relative paths
 are resolved against the project directory: the nearest ancestor of the file that contains
 nmoe.toml, workspace.yaml, pyproject.toml or .git, else the file's own directory. In a bundled

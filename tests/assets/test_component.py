@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from loader import build_loader
+from loader import open_loader
 from nmoe_assets.component import build_definitions
 from nmoe_assets.partitions import range_tags
 from nmoe_assets.resources import Notifier
@@ -213,6 +213,6 @@ def test_a_plan_reads_token_shards_outside_the_root_of_the_run(own_project: Path
     plan.unlink()
     make_plan(run, sources, ("docs",))
     for split in ("train", "valid"):
-        loader, _ = build_loader(plan, backend="numpy", split=split)
+        loader = open_loader(plan, backend="numpy", split=split)
         inputs, _ = next(loader)
         assert len(inputs) == run.loader.batch_size

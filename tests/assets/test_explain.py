@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import build_loader
+from loader import open_loader
 from loader.files.checksummed_json import sealed
 from nmoe_core.audit.lineage import explain_document, explain_step
 from nmoe_core.base.errors import CurationError, FormatError
@@ -34,7 +34,8 @@ def documents_of(facts: dict) -> list[tuple[int, dict]]:
 
 
 def test_the_documents_of_a_step_are_the_tokens_that_the_loader_gives(run: Run) -> None:
-    loader, plan = build_loader(run.tree.plan, backend="numpy")
+    loader = open_loader(run.tree.plan, backend="numpy")
+    plan = loader.plan
     loader.seek_step(STEP)
     inputs, _ = loader.next()
     facts = explain_step(run, STEP)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from loader import build_loader, resolve_plan
+from loader import open_loader, resolve_plan
 from loader.files.blocks import write_blocks
 from loader.files.format import load_manifest
 from tests.core.labels.oracles.loopback import Client, Loopback
@@ -62,7 +62,7 @@ def store_replies(directory: Path) -> Family:
     def batches(root: Path, cache_dir: Path, cache_bytes: int | None) -> object:
         store.root = root
         url = f"{store.server.url}/plan.json"
-        with build_loader(url, cache_dir=cache_dir, cache_bytes=cache_bytes)[0] as loader:
+        with open_loader(url, cache_dir=cache_dir, cache_bytes=cache_bytes) as loader:
             return [np.array(batch).tolist() for batch in loader]
 
     def make(rng: random.Random, name: str) -> bytes:

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from loader import DeterministicLoader, NmoeError, build_loader, open_loader, resolve_plan
+from loader import DeterministicLoader, NmoeError, open_loader, resolve_plan
 from loader.rows.stream import Split
-from loader.torch_data import RowDataset, StepDataset, TokenDataset, WorkerLoader
+from loader.torch_data import RowDataset, StepDataset, WorkerLoader
 
 PLAN, PLACE = sys.argv[1], Path(sys.argv[3])
 
@@ -45,10 +45,8 @@ def dataset(way: Way) -> Any:
     match way.data:
         case "row":
             data: Any = RowDataset(PLAN, way.split, form="pair")
-        case "step":
-            data = StepDataset(PLAN, split=way.split)
         case _:
-            return TokenDataset(PLAN, split=way.split)
+            data = StepDataset(PLAN, split=way.split)
     return Subset(data, range(way.first, len(data))) if way.first else data
 
 
@@ -57,8 +55,8 @@ def batches(way: Way) -> Any:
     plan = resolve_plan(PLAN)
     openers: dict[str, Callable[[], Any]] = {
         "open_loader": lambda: open_loader(plan, way.split),
-        "build_loader": lambda: build_loader(plan, split=way.split)[0],
-        "Loader": lambda: DeterministicLoader(plan, split=way.split),
+        "num_workers": lambda: open_loader(plan, way.split, num_workers=1),
+        "DeterministicLoader": lambda: DeterministicLoader(plan, split=way.split),
         "WorkerLoader": lambda: WorkerLoader(plan, split=way.split, num_workers=1),
     }
     if way.data in openers:
@@ -76,6 +74,7 @@ def plain(way: Way, take: Callable[[Any], None]) -> None:
     made = batches(way) if way.options.get("early") else None
     if not dist.is_initialized():
         dist.init_process_group("gloo", rank=place[0], world_size=place[1])
+        dist.barrier()  # a rank that is refused at once would end while the other one connects
     made = made or batches(way)
     for _ in range(way.passes):
         run(made, take)

@@ -10,12 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from loader import DeterministicLoader, LoaderPlan, build_loader
+import loader
+from loader import DeterministicLoader, LoaderPlan
 
 
-def open_loader(cfg: object, *args: Any, **kwargs: Any) -> DeterministicLoader:
-    """A loader of numpy arrays; arguments as those of `build_loader`."""
-    return build_loader(cfg, *args, backend="numpy", **kwargs)[0]
+def open_loader(
+    cfg: object,
+    rank: int | None = None,
+    world_size: int | None = None,
+    split: Any = "train",
+    **options: Any,
+) -> DeterministicLoader:
+    """A loader of numpy arrays, unless told otherwise."""
+    chosen = {"backend": "numpy", **options}
+    return loader.open_loader(cfg, split, rank=rank, world_size=world_size, **chosen)
 
 
 def rows_of(batches: Iterable[tuple[Any, Any]]) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import build_loader, load_plan, mask, resolve_plan
+from loader import load_plan, mask, open_loader, resolve_plan
 from loader.errors import PlanError
 from nmoe_core.audit.plans.bisection import bisect, find_causes, suspects_of
 from tests.project import REPOSITORY, said
@@ -37,7 +37,7 @@ def plant(manifest, rng: random.Random, num_causes: int) -> set[tuple[str, int]]
 def learned(plan) -> float:
     """P(SECOND | FIRST) of a bigram model, as examples/train.py learns it."""
     pairs = followers = 0
-    with build_loader(plan, backend="numpy")[0] as loader:
+    with open_loader(plan, backend="numpy") as loader:
         for inputs, targets in loader:
             after = targets[(inputs == FIRST) & (targets != -100)]
             pairs, followers = pairs + len(after), followers + int((after == SECOND).sum())
@@ -48,7 +48,7 @@ def causes_of(tree, num_tokens: int, seed: int, num_causes: int = 1) -> tuple[se
     """Planted and found documents, the number of suspects, and replays."""
     planted = plant(tree.add(f"web{seed}", num_tokens, seed=seed), random.Random(seed), num_causes)
     plan = resolve_plan(tree.one(f"web{seed}", batch_size=64, seq_len=64))
-    suspects, replays = suspects_of(plan, 0, len(build_loader(plan)[0])), []
+    suspects, replays = suspects_of(plan, 0, len(open_loader(plan))), []
 
     def value(masked) -> float:
         replays.append(masked.masked)

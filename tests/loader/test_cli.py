@@ -24,12 +24,13 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 import loader
 
-opened, plan = loader.build_loader(sys.argv[1], world_size=2, rank=1)
+opened = loader.open_loader(sys.argv[1], world_size=2, rank=1)
+plan = opened.plan
 inputs, targets = opened.next()
 assert type(inputs).__module__ == "numpy", type(inputs)
 print(inputs.sum() + targets.sum(), inputs.shape)
 try:
-    loader.build_loader(plan, backend="torch")
+    loader.open_loader(plan, backend="torch")
 except loader.ConfigError as error:
     print(error.line())
 """

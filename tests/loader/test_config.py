@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loader import ConfigError, PlanError, build_loader, read_config, resolve_plan
+from loader import ConfigError, PlanError, open_loader, read_config, resolve_plan
 from tests.loader.shared import all_rows
 from tests.refusals import refused
 
@@ -86,10 +86,10 @@ def test_data_that_do_not_serve_the_run_are_refused(project):
     with refused("E-PLAN-STEPS"):
         resolve_plan(cfg | {"steps": 26})
     long = {"seq_len": 300, "on_exhaust": "wrap", "batch_size": 1}
-    assert build_loader(cfg | long, split="valid")[0].num_sequences == 1
+    assert open_loader(cfg | long, split="valid").num_sequences == 1
     (data_root / "web" / "valid" / "manifest.json").unlink()
     with refused("E-PLAN-VALID"):
-        build_loader(project, split="valid")
+        open_loader(project, split="valid")
     (data_root / "code" / "train" / "manifest.json").unlink()
     with refused("E-PLAN-UNMANIFESTED", naming=[str(data_root / "code" / "train")]):
         resolve_plan(project)
@@ -104,16 +104,17 @@ def test_data_path_alone_reads_one_source_in_order(tree):
     expected = np.array([tokens[i * 16 : i * 16 + 17] for i in range(62)])
     cfg = {"batch_size": 2, "seq_len": 16}
     for data_path in ("web", "web/train", "web/train/manifest.json"):
-        loader, plan = build_loader(cfg | {"data_path": tree.root / data_path}, backend="numpy")
+        loader = open_loader(cfg | {"data_path": tree.root / data_path}, backend="numpy")
+        plan = loader.plan
         np.testing.assert_array_equal(all_rows(loader), expected)
         assert plan.plan_id == "web:data_path"
     cfg |= {"data_path": tree.root / "web"}
-    valid, _ = build_loader(cfg, split="valid", backend="numpy")
+    valid = open_loader(cfg, split="valid", backend="numpy")
     assert all_rows(valid).shape == (13, 17)
-    assert build_loader(cfg | {"steps": 5})[0].num_steps == 5
+    assert open_loader(cfg | {"steps": 5}).num_steps == 5
     with refused("E-PLAN-SHORT"):
-        build_loader(cfg | {"steps": 32})
-    assert build_loader(cfg | {"steps": 500, "on_exhaust": "wrap"})[0].num_steps == 500
+        open_loader(cfg | {"steps": 32})
+    assert open_loader(cfg | {"steps": 500, "on_exhaust": "wrap"}).num_steps == 500
 
 
 def test_directory_without_a_manifest_is_read_in_sorted_order_only_when_allowed(tree, lib):
@@ -121,8 +122,9 @@ def test_directory_without_a_manifest_is_read_in_sorted_order_only_when_allowed(
     (tree.root / "web" / "train" / "manifest.json").unlink()
     cfg = tree.one(vocab_size=lib.VOCAB, eos_token_id=lib.EOS)
     with refused("E-PLAN-UNMANIFESTED"):
-        build_loader(cfg)
-    loader, plan = build_loader(cfg | {"allow_unmanifested": True}, backend="numpy")
+        open_loader(cfg)
+    loader = open_loader(cfg | {"allow_unmanifested": True}, backend="numpy")
+    plan = loader.plan
     np.testing.assert_array_equal(
         all_rows(loader)[:, 0], tree.tokens["web", "train"][: 62 * 16 : 16]
     )
@@ -139,12 +141,12 @@ def test_data_path_without_shards_with_a_wrong_manifest_or_too_short_is_refused(
     tree.add("web", 1000)
     (tree.root / "empty").mkdir()
     with refused("E-PLAN-SOURCE", match=r"no \.npy file"):
-        build_loader(tree.one("empty", allow_unmanifested=True))
+        open_loader(tree.one("empty", allow_unmanifested=True))
     (tree.root / "empty" / "manifest.json").write_text("{}")
     with refused("E-MANIFEST-FORMAT"):
-        build_loader(tree.one("empty"))
+        open_loader(tree.one("empty"))
     with refused("E-PLAN-FORMAT", match="62 sequences"):
-        build_loader(tree.one(batch_size=100))
+        open_loader(tree.one(batch_size=100))
 
 
 # Which keys there are

@@ -14,7 +14,7 @@ from math import sqrt
 
 import pytest
 
-from loader import build_loader
+from loader import open_loader
 from tests.loader.shared import check_least_consumed, remainders, rotated, turn
 from tests.refusals import refused
 
@@ -87,7 +87,10 @@ class Run:
 
 def open_ranks(world: World, run: Run, world_size: int, state: dict | None = None) -> list:
     cfg = run.cfg(world)
-    ranks = [build_loader(cfg, rank, world_size, backend="numpy")[0] for rank in range(world_size)]
+    ranks = [
+        open_loader(cfg, rank=rank, world_size=world_size, backend="numpy")
+        for rank in range(world_size)
+    ]
     for rank in ranks if state is not None else ():
         rank.load_state_dict(json.loads(json.dumps(state)))
     return ranks
@@ -313,8 +316,8 @@ def test_counts_of_a_source_whose_content_changed_are_refused_by_name_when_it_re
 def test_counts_of_another_reading_order_are_refused(grown, before, after, good):
     _, world, _, _ = grown
     one, two = Run({"ant": 1, "bee": 1}, 20, 4, "swrr"), Run({"ant": 1, "bee": 2}, 40, 4, "swrr")
-    first, _ = build_loader(one.cfg(world) | before, backend="numpy")
-    loader, _ = build_loader(two.cfg(world) | after, backend="numpy")
+    first = open_loader(one.cfg(world) | before, backend="numpy")
+    loader = open_loader(two.cfg(world) | after, backend="numpy")
     state = counts_at(first, 10)
     what = "'ant': the counts belong to another reading order"
     with nullcontext() if good else refused("E-STATE-DATA", match=what):

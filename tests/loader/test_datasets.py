@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader import PlanError, build_loader, load_plan, resolve_plan
+from loader import PlanError, load_plan, open_loader, resolve_plan
 from loader.order.policies import POLICIES
 from loader.plan.schedule import PlanSchedule
 from loader.plan.text_sources import TextSource
@@ -39,7 +39,7 @@ def phase(start_step, lr_scale=1.0, **weights):
 
 def shares(cfg) -> tuple[list[dict[str, int]], list[float]]:
     """Sequences of each source in every step, and the step's learning-rate scale."""
-    loader, _ = build_loader(cfg, backend="numpy")
+    loader = open_loader(cfg, backend="numpy")
     names, steps, scales = loader.source_names, [], []
     for _ in range(loader.num_steps):
         batch = loader.next_with_meta()
@@ -153,7 +153,8 @@ def test_phases_of_the_mixing_document_at_steps_100_000_and_180_000(cfg, policy)
     original = {"web": 1.0 / 1.8, "code": 0.3 / 1.8, "books": 0.5 / 1.8}
     middle, late = {"web": 0.4, "code": 0.3, "books": 0.3}, {"web": 0.1, "code": 0.2, "books": 0.7}
     cfg |= {"phases": [phase(100_000, **middle), phase(180_000, 0.3, **late)], "policy": policy}
-    loader, plan = build_loader(cfg | {"steps": 200_000, "on_exhaust": "wrap"}, backend="numpy")
+    loader = open_loader(cfg | {"steps": 200_000, "on_exhaust": "wrap"}, backend="numpy")
+    plan = loader.plan
     schedule = PlanSchedule(plan, "train", [562] * 3)
     counts = [schedule.counts_before(step * 10) for step in (0, 100_000, 180_000, 200_000)]
     for before, after, expected in zip(counts, counts[1:], (original, middle, late)):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loader import IGNORE_INDEX, build_loader, resolve_plan
+from loader import IGNORE_INDEX, open_loader, resolve_plan
 from tests.project import REPOSITORY, output_of
 
 LOADER = REPOSITORY / "loader"
@@ -113,7 +113,7 @@ def test_the_elastic_example_leaves_padding_out_of_the_loss(two_stages, tmp_path
     line = run("train_elastic.py", plan, tmp_path / "a.pt", "--ranks", 2, "--steps", 1)[-1]
     torch.manual_seed(0)
     layers = torch.nn.Embedding(512, 32), torch.nn.Linear(32, 512)
-    inputs, targets = build_loader(packed, backend="torch")[0].next()
+    inputs, targets = open_loader(packed, backend="torch").next()
     counted = targets != IGNORE_INDEX
     assert not counted.all()
     logits = layers[1](layers[0](inputs % 512))[counted]

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader
 
-from loader.torch_data import RowDataset, StepDataset, TokenDataset, WorkerLoader
+from loader.torch_data import RowDataset, StepDataset
 
 PHASES = [{"start_step": 4, "dataset_weights": {"math": 4}, "lr_scale": 0.5}]
 OF_ROWS = ("source_index", "stage_index", "sequence_index", "lr_scale")
@@ -76,13 +76,12 @@ def test_all_that_give_batches_say_what_they_hold(plan, split):
     forms: list[dict[str, Any]] = [{"form": "batch"}, {"form": "dict", "extras": extras}]
     for given in forms:
         steps = StepDataset(plan, 1, 2, split, **given)
-        tokens = TokenDataset(plan, 1, 2, split, **given)
         for batches in (
             open_loader(plan, split, **keys, **given),
             open_loader(plan, split, prefetch=2, **keys, **given),
             DataLoader(steps, batch_size=None),
-            DataLoader(tokens, batch_size=None, num_workers=1),
-            WorkerLoader(plan, 1, 2, split, num_workers=0, **given),
+            DataLoader(steps, batch_size=None, num_workers=1),
+            open_loader(plan, split, num_workers=1, **keys, **given),
         ):
             for batch, other in zip(batches, whole, strict=True):
                 if given["form"] == "batch":

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 import torch
 from torch.utils.data import DataLoader
 
-from loader.torch_data import RowDataset, StepDataset, TokenDataset
+from loader.torch_data import RowDataset, StepDataset
 
 pytestmark = [
     pytest.mark.slow,  # seconds to import
@@ -64,7 +64,7 @@ def fit(place: Path, batches: Callable[[int], Any], stop: int, epochs: int = 1) 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("kind", [StepDataset, TokenDataset, RowDataset])
+@pytest.mark.parametrize("kind", [StepDataset, RowDataset])
 def test_batches_without_a_state_are_not_read_from_the_beginning_again(
     plan, tmp_path, kind, workers
 ):
@@ -79,19 +79,13 @@ def test_batches_without_a_state_are_not_read_from_the_beginning_again(
         fit(tmp_path, batches, 8)
 
 
-def moved(plan: LoaderPlan, step: int) -> Any:
-    data = TokenDataset(plan)
-    data.start_at(step)
-    return DataLoader(data, batch_size=None)
-
-
 def stateful(plan: LoaderPlan, _: int) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     return StatefulDataLoader(StepDataset(plan), batch_size=None)
 
 
-@pytest.mark.parametrize("batches", [lambda plan, _: open_loader(plan), stateful, moved])
+@pytest.mark.parametrize("batches", [lambda plan, _: open_loader(plan), stateful])
 def test_what_knows_its_position_goes_on(plan, tmp_path, batches):
     whole = [inputs[0].tolist() for inputs, _ in open_loader(plan)]
     found = [fit(tmp_path, lambda step: batches(plan, step), stop) for stop in (3, 8)]

@@ -5,16 +5,9 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from loader import (
-    DeterministicLoader,
-    PlanError,
-    PlanSettings,
-    Stage,
-    StageSource,
-    build_loader,
-    build_plan,
-)
+from loader import DeterministicLoader, PlanError, PlanSettings, Stage, StageSource, build_plan
 from loader.batches import ReadOptions
+from nmoe.data import build_loader
 from tests.loader.shared import open_loader, rotated, turn
 from tests.refusals import refused
 
@@ -138,9 +131,10 @@ def test_seek_refuses_positions_inside_a_batch_and_a_closed_loader_refuses_reads
 def test_print_fn_is_called_on_rank_0_alone(two_stages):
     lines = []
     for rank in range(2):
-        open_loader(two_stages.cfg, rank, 2, print_fn=lines.append)
+        loader, plan = build_loader(two_stages.cfg, rank, 2, print_fn=lines.append)
+        assert loader.plan is plan
     assert len(lines) == 1
-    assert "33 steps of 12 x 16" in lines[0]
+    assert "step 0 of 33, rank 0 of 2 (6 of 12 rows of 16 tokens)" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -160,12 +154,12 @@ def test_print_fn_is_called_on_rank_0_alone(two_stages):
 def test_arguments_that_no_plan_could_serve_are_refused_before_one_is_made(
     two_stages, argument, words, monkeypatch
 ):
-    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    plan = open_loader(two_stages.cfg, backend="numpy").plan
     with refused("E-CONFIG", match="a batch has fewer rows than there are ranks"):
         DeterministicLoader(plan, 0, 13)
-    monkeypatch.setattr("loader.config.resolve_plan", lambda *_: pytest.fail("a plan was made"))
+    monkeypatch.setattr("loader.opening.resolve_plan", lambda *_: pytest.fail("a plan was made"))
     for call in (
-        lambda: build_loader({}, **argument),
+        lambda: open_loader({}, **argument),
         lambda: DeterministicLoader(plan, **argument),
     ):
         with refused("E-CONFIG", naming=words):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import build_loader, load_plan, mask, remix, resolve_plan
+from loader import load_plan, mask, open_loader, remix, resolve_plan
 from loader.rows.origins import origins
 from loader.rows.stream import Stream
 from tests.refusals import refused
@@ -43,7 +43,7 @@ def documents_of(plan, source: str) -> list[tuple[str, Path, int, int]]:
 
 
 def batches_of(plan, **options):
-    loader, _ = build_loader(plan, backend="numpy", **options)
+    loader = open_loader(plan, backend="numpy", **options)
     return [(inputs.copy(), targets.copy()) for inputs, targets in loader]
 
 
@@ -76,7 +76,7 @@ def test_exactly_the_targets_of_masked_documents_are_ignored(named, settings, op
     replaced = mask(plan, documents, replace_text=True)
     assert replaced != after
     changed = 0
-    loader, _ = build_loader(after, backend="numpy", rank=1, world_size=3)
+    loader = open_loader(after, backend="numpy", rank=1, world_size=3)
     for (inputs, targets), (own, masked), (text, same), _ in zip(
         batches_of(plan, **options),
         batches_of(after, **options),
@@ -128,9 +128,9 @@ def test_a_mask_is_part_of_the_plan_and_moves_no_position(named, tmp_path):
     assert "/" not in after.masked[0].file.split("shard_")[0]
     for old, new in ((plan, after), (after, plan)):
         for step in (0, 5, 7):
-            loader, _ = build_loader(old, backend="numpy")
+            loader = open_loader(old, backend="numpy")
             loader.seek_step(step)
-            again, _ = build_loader(new, backend="numpy")
+            again = open_loader(new, backend="numpy")
             again.load_state_dict(loader.state_dict())
             assert again.step == step
     longer, certificate = remix(after, 3, weights={"web": 1}, steps=6)
@@ -147,4 +147,4 @@ def test_tokens_that_a_plan_does_not_have_are_refused(named):
         with refused("E-PLAN-FORMAT"):
             mask(plan, [(source, *row)])
     with refused("E-CONFIG", naming=["masked rows, and labels, contain -100"]):
-        build_loader(mask(plan, [(source, path, start, end)]), backend="numpy", dtype="uint32")
+        open_loader(mask(plan, [(source, path, start, end)]), backend="numpy", dtype="uint32")

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loader import SourceLosses, build_loader, count_metrics, source_losses
+from loader import SourceLosses, count_metrics, open_loader, source_losses
 
 rows = st.lists(
     st.tuples(st.integers(0, 2), st.floats(0, 10), st.integers(1, 50)), min_size=1, max_size=30
@@ -58,7 +58,8 @@ def test_losses_that_do_not_fit_are_refused(index, losses, tokens):
 
 
 def test_counts_of_all_sources_sum_to_the_tokens_of_all_ranks(two_stages):
-    loader, plan = build_loader(two_stages.cfg, 1, 3, backend="numpy")
+    loader = open_loader(two_stages.cfg, rank=1, world_size=3, backend="numpy")
+    plan = loader.plan
     for step in range(1, 8):
         loader.next()
         flat = count_metrics(loader.metrics())

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import loader
-from loader import build_loader, cu_seqlens, open_loader, position_ids, resolve_plan
+from loader import cu_seqlens, open_loader, position_ids, resolve_plan
 from loader.ranks import data_rank
 from tests.refusals import refused
 
@@ -20,14 +19,6 @@ IGNORED = -100
 @pytest.fixture
 def cfg(two_stages):
     return two_stages.cfg
-
-
-def test_the_short_names_are_the_same_objects(cfg):
-    assert loader.Loader is loader.DeterministicLoader
-    opened = open_loader(cfg, backend="numpy")
-    assert type(opened) is loader.Loader
-    for own, expected in zip(opened.next(), build_loader(cfg, backend="numpy")[0].next()):
-        assert (own == expected).all()
 
 
 @pytest.mark.parametrize(
@@ -114,7 +105,7 @@ def test_a_dict_fits_models_that_shift_labels_themselves(cfg, backend, packing):
         pytest.importorskip("torch")
     keys = {"backend": backend, "rank": 1, "world_size": 2}
     settings = cfg | {"packing": packing}
-    plain = build_loader(settings, **keys)[0]
+    plain = open_loader(settings, **keys)
     extras = ("position_ids", "cu_seqlens")
     opened = open_loader(settings, form="dict", extras=extras, **keys)
     for batch, _ in zip(opened, range(3)):
@@ -151,7 +142,7 @@ def test_batches_are_copied_to_the_device_that_is_named(cfg):
         ({"device": "nowhere"}, "device: this process has no such device"),
         ({"batch_size": 4}, "a setting of the run, not an argument of the loader"),
         ({"shuffle": True}, 'read_config("run.toml") | {"shuffle": ...}'),
-        ({"num_workers": 4}, "use WorkerLoader"),
+        ({"num_workers": 4, "backend": "numpy"}, "num_workers needs torch"),
         ({"prefech": 2}, "did you mean 'prefetch'?"),
     ],
 )
@@ -205,7 +196,7 @@ def test_an_index_is_a_step_or_a_row_of_the_run(cfg, split):
     from loader.torch_data import RowDataset, StepDataset
 
     plan = resolve_plan(cfg)
-    whole = [np.asarray(batch[0]) for batch in build_loader(plan, split=split)[0]]
+    whole = [np.asarray(batch[0]) for batch in open_loader(plan, split=split)]
     steps = StepDataset(plan, split=split)
     made = list(DataLoader(steps, batch_size=None, num_workers=2))
     assert len(steps) == len(made) == len(whole)

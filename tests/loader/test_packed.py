@@ -14,8 +14,8 @@ from loader import (
     PlanSettings,
     Stage,
     StageSource,
-    build_loader,
     build_plan,
+    open_loader,
 )
 from loader.order.packing import BLOCK_DOCUMENTS, best_fit_decreasing, pack
 from loader.plan.check import check_plan
@@ -97,11 +97,11 @@ def test_impossible_settings_of_packed_rows_are_refused(packed_tree, tmp_path):
     assert targets.min() == IGNORE_INDEX
     packed = packed_tree.one(policy="least_consumed", packing="best_fit")
     with refused("E-PLAN-FORMAT", match="rows of best_fit have different numbers of tokens"):
-        build_loader(packed)
+        open_loader(packed)
     np.save(tmp_path / "a.npy", np.arange(5000, dtype=np.uint32))
     unindexed = {"data_path": tmp_path, "allow_unmanifested": True, "policy": "swrr"}
     with refused("E-INDEX-MISSING"):
-        build_loader(packed | unindexed)
+        open_loader(packed | unindexed)
     source, *others = plan.stages[0].sources
     empty = replace(plan.stages[0], sources=(replace(source, num_tokens=0), *others))
     with refused("E-PLAN-SHORT", naming=["'web' is too short", "found 0 tokens", "at least 1 by"]):
@@ -115,8 +115,8 @@ def test_counted_tokens_of_packed_rows_exclude_padding(tree, policy, shuffle):
         tree.add(name, num_tokens)
     cfg = {"datasets": tree.rows("web", "code"), "batch_size": 6, "seq_len": 64, "steps": 20}
     cfg |= {"on_exhaust": "wrap", "packing": "best_fit", "policy": policy, "shuffle": shuffle}
-    loader, _ = build_loader(cfg, backend="numpy")
-    again, _ = build_loader(cfg, backend="numpy")
+    loader = open_loader(cfg, backend="numpy")
+    again = open_loader(cfg, backend="numpy")
     counts = dict.fromkeys(loader.source_names, 0)
     at_step = [dict(counts)]
     for _ in range(20):
@@ -133,9 +133,9 @@ def test_counted_tokens_of_packed_rows_exclude_padding(tree, policy, shuffle):
         assert {name: row["tokens"] for name, row in again.metrics().items()} == at_step[step]
     assert sum(counts.values()) < 20 * 6 * 64
     # Counts of packed rows are a place in the order of rows, whatever they hold.
-    half, _ = build_loader(cfg, backend="numpy")
+    half = open_loader(cfg, backend="numpy")
     half.seek_step(10)
-    rest, _ = build_loader(cfg | {"steps": 30}, backend="numpy")
+    rest = open_loader(cfg | {"steps": 30}, backend="numpy")
     rest.load_state_dict({"datasets": half.state_dict()["datasets"]})
     if rest.step == 0:
         before, after = half.state_dict()["datasets"], rest.state_dict()["datasets"]

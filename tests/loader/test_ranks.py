@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from loader import build_loader, open_loader, resolve_plan
+from loader import open_loader, resolve_plan
 from tests.loader.running import running
 from tests.refusals import refused
 
@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
-from loader.torch_data import RowDataset, StepDataset, TokenDataset
+from loader.torch_data import RowDataset, StepDataset
 
 STEPS, ROWS = 8, 4
 READS = Path(__file__).with_name("reads")
@@ -67,7 +67,7 @@ def needs(name: str, *values: Any) -> Any:
     return pytest.param(*values, marks=marks)
 
 
-KINDS = ("open_loader", "build_loader", "Loader", "WorkerLoader", "token", "step")
+KINDS = ("open_loader", "num_workers", "DeterministicLoader", "WorkerLoader", "step")
 
 
 @pytest.mark.parametrize("trainer", ["plain", "environment"])
@@ -79,7 +79,7 @@ def test_all_that_open_a_plan_find_out_the_rank(read, trainer):
 @pytest.mark.slow  # workers import torch
 def test_workers_that_are_spawned_have_the_rank_of_their_trainer(read):
     keys = {"num_workers": 2, "multiprocessing_context": "spawn"}
-    ways = [{"trainer": "plain", "data": data, "keys": keys} for data in ("token", "step")]
+    ways = [{"trainer": "plain", "data": "step", "keys": keys}]
     for found in read(ways):
         assert [rank.rows for rank in found] == OWN
 
@@ -87,7 +87,7 @@ def test_workers_that_are_spawned_have_the_rank_of_their_trainer(read):
 EARLY = {"early": True}
 
 
-@pytest.mark.parametrize("kind", ["build_loader", "WorkerLoader", "step"])
+@pytest.mark.parametrize("kind", ["open_loader", "WorkerLoader", "step"])
 def test_a_loader_that_was_made_before_the_ranks_were_up_reads_their_rows_or_none(read, kind):
     for rank, own in zip(read([{"trainer": "plain", "data": kind, "options": EARLY}])[0], OWN):
         if kind == "step":
@@ -143,7 +143,6 @@ UNDEALT = {"data": "step", "options": {"use_distributed_sampler": False}}
             ],
         ),
         needs("lightning", "trainer", [UNDEALT]),
-        needs("lightning", "trainer", [{"data": "token"}]),
         needs("lightning", "trainer", [{"data": "open_loader"}]),
         needs("lightning", "fabric", [UNDEALT]),
     ],
@@ -214,7 +213,7 @@ def test_rows_that_no_trainer_deals_are_refused_unless_the_rank_is_named(read, p
 
 def test_a_step_is_read_by_its_number_in_any_order(plan):
     data = StepDataset(plan)
-    whole = list(build_loader(plan)[0])
+    whole = list(open_loader(plan))
     for step in (7, 0, 3, 3, 1):
         assert (data[step][0] == whole[step][0]).all()
     for first in (5, 2, 6):  # each DataLoader is a pass of its own
@@ -237,7 +236,7 @@ def test_a_sampler_that_deals_each_rank_one_step_is_refused(plan, split):
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(5, 2), (-1, 2), (0, 0), ("0", "2"), (True, 2)])
-@pytest.mark.parametrize("kind", [RowDataset, StepDataset, TokenDataset])
+@pytest.mark.parametrize("kind", [RowDataset, StepDataset])
 def test_a_rank_that_there_is_not_is_refused_before_a_row_is_read(plan, kind, rank, world_size):
     with refused("E-CONFIG", naming=["value is out of range"]):
         kind(plan, rank=rank, world_size=world_size)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from loader import build_loader, resolve_plan, verify_certificate
+from loader import open_loader, resolve_plan, verify_certificate
 from nmoe_core.cli import main
 from tests.project import said
 from tests.refusals import refused_line
@@ -15,7 +15,7 @@ def live(two_stages, tmp_path):
     """A plan and the state of its loader after step 5, as files."""
     plan, state = tmp_path / "plan.json", tmp_path / "state.json"
     plan.write_text(resolve_plan(two_stages.cfg).placed_in(tmp_path).to_json())
-    loader, _ = build_loader(plan, backend="numpy")
+    loader = open_loader(plan, backend="numpy")
     loader.seek_step(5)
     state.write_text(json.dumps(loader.state_dict()))
     return plan, state
@@ -35,7 +35,8 @@ def test_a_live_run_continues_under_other_shares(live, tmp_path, capsys):
     ]
     assert [part["lr_scale"] for part in facts["after"]] == [1.0, 0.1]
     assert facts["stages_ended"] == ["mid"]
-    loader, after = build_loader(output, 1, 2, backend="numpy")
+    loader = open_loader(output, rank=1, world_size=2, backend="numpy")
+    after = loader.plan
     loader.load_state_dict(json.loads(live[1].read_text()))
     assert loader.step == 5
     certificate = verify_certificate(str(output.with_suffix(".certificate.json")))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loader import DeterministicLoader, FormatError, build_loader, load_manifest, resolve_plan
+from loader import DeterministicLoader, FormatError, load_manifest, resolve_plan
 from loader.files.spans import DocumentIndex
 from loader.files.tokens import TokenFiles
 from loader.rows.buffers import MAX_BUFFERS, HeldBuffers
@@ -72,7 +72,7 @@ def num_open_files(directory: Path) -> int:
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 def test_reading_past_the_end_of_a_source_is_an_error_not_a_repeat(two_stages, split):
-    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    plan = open_loader(two_stages.cfg, backend="numpy").plan
     stream = Stream(plan, split)
     end = int(stream.files.source_starts[1])
     stream.files.copy(end - 17, np.empty(17, np.int64))
@@ -116,9 +116,9 @@ import faulthandler, os, sys
 data, shard, has_handler, prefetch = sys.argv[1:]
 if has_handler == "handler":
     faulthandler.enable()
-from loader import build_loader
+from loader import open_loader
 cfg = {"data_path": data, "batch_size": 2, "seq_len": 512}
-loader, _ = build_loader(cfg, backend="numpy", prefetch=int(prefetch))
+loader = open_loader(cfg, backend="numpy", prefetch=int(prefetch))
 next(loader)
 os.truncate(shard, 5000)
 print(sum(1 for _ in loader))
@@ -192,7 +192,7 @@ def test_a_thousand_shards_open_for_a_few_hundred_calls_each(tree, lib):
         tree.add(f"web{num_files}", 60_000, num_files=num_files)
         directory = tree.root / f"web{num_files}"
         cfg = {"data_path": directory, "batch_size": 4, "seq_len": 16}
-        (directory / "plan.json").write_text(build_loader(cfg, backend="numpy")[1].to_json())
+        (directory / "plan.json").write_text(open_loader(cfg, backend="numpy").plan.to_json())
         calls.append(lib.calls_of(lambda path=directory: open_loader(path / "plan.json").next()))
     assert calls[1] - calls[0] < 900 * 1000
     assert calls[1] < 11 * calls[0]  # linear
@@ -232,7 +232,7 @@ def test_pinning_without_a_device_is_refused(two_stages):
     torch = pytest.importorskip("torch")
     if torch.accelerator.is_available():
         pytest.skip("there is a device")
-    plan = build_loader(two_stages.cfg, backend="numpy")[1]
+    plan = open_loader(two_stages.cfg, backend="numpy").plan
     with pytest.raises(ValueError, match="cannot be pinned"):
         DeterministicLoader(plan, pin_memory=True)
 
@@ -240,7 +240,9 @@ def test_pinning_without_a_device_is_refused(two_stages):
 @pytest.mark.gpu
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_pinned_batches_are_pinned_and_the_same(two_stages, contiguous):
-    loader = build_loader(two_stages.cfg, pin_memory=True, prefetch=2, contiguous=contiguous)[0]
+    loader = open_loader(
+        two_stages.cfg, pin_memory=True, backend="torch", prefetch=2, contiguous=contiguous
+    )
     plain = open_loader(two_stages.cfg)
     for (inputs, targets), (a, b) in zip(loader, plain, strict=True):
         assert inputs.is_pinned()
@@ -263,10 +265,10 @@ def test_inputs_and_targets_lie_in_memory_of_their_own(two_stages, packing, pref
         options = {"split": split, "dtype": dtype, "prefetch": prefetch}
         if (split, dtype) == ("valid", "uint32"):
             with refused("E-CONFIG", naming=["targets of packed, padded or masked rows"]):
-                build_loader(cfg, 1, 3, **options)
+                open_loader(cfg, 1, 3, **options)
             continue
-        loader = build_loader(cfg, 1, 3, backend="torch", **options)[0]
-        strided = build_loader(cfg, 1, 3, backend="numpy", contiguous=False, **options)[0]
+        loader = open_loader(cfg, 1, 3, backend="torch", **options)
+        strided = open_loader(cfg, 1, 3, contiguous=False, **options)
         held = list(loader)  # beyond the number of buffers: none of them is filled again
         for (inputs, targets), (a, b) in zip(held, strided, strict=True):
             assert inputs.dtype == getattr(torch, dtype)

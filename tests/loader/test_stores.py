@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from loader import build_loader, resolve_plan
+from loader import resolve_plan
 from loader.__main__ import main
 from loader.config import read_config
 from loader.files.addresses import address, is_url, join, parent
@@ -134,7 +134,7 @@ def test_a_run_file_may_name_a_url_and_its_copies_are_a_path(files, tmp_path, mo
     )
     assert read_config(tmp_path / "run.toml")["data_path"] == url
     monkeypatch.chdir("/")
-    assert build_loader(tmp_path / "run.toml", split="valid")[0].num_steps == 16
+    assert open_loader(tmp_path / "run.toml", split="valid").num_steps == 16
     assert list((tmp_path / "cache").rglob("*.npy"))
 
 
@@ -159,12 +159,13 @@ def test_valid_and_torchs_data_classes_read_a_url_too(files, two_stages, tmp_pat
     valid = read(files[2], tmp_path, split="valid")
     assert valid.next_with_meta().document_spans is not None
     pytest.importorskip("torch")
-    from loader.torch_data import TokenDataset, WorkerLoader
+    from loader.torch_data import StepDataset
 
     inputs = open_loader(two_stages.cfg).next()[0]
-    dataset = TokenDataset(Path(files[2]), cache_dir=tmp_path / "cache")
-    np.testing.assert_array_equal(next(iter(dataset))[0].numpy(), inputs)
-    with WorkerLoader(files[2], num_workers=0, cache_dir=tmp_path / "cache") as loader:
+    dataset = StepDataset(Path(files[2]), cache_dir=tmp_path / "cache")
+    np.testing.assert_array_equal(dataset[0][0].numpy(), inputs)
+    options = {"backend": "torch", "num_workers": 1, "cache_dir": tmp_path / "cache"}
+    with open_loader(files[2], **options) as loader:
         np.testing.assert_array_equal(loader.next()[0].numpy(), inputs)
 
 
@@ -226,7 +227,7 @@ def test_a_url_needs_a_cache_and_fsspec_and_the_command_takes_one(
 ):
     url = files[2]
     with refused("E-CONFIG", match="set cache_dir"):
-        build_loader(url)
+        open_loader(url)
     assert main(["verify", url, "--cache-dir", str(tmp_path / "cache")]) == 0
     assert "ok plan" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "fsspec", None)
@@ -448,7 +449,7 @@ def test_a_url_where_only_a_path_works_is_refused_by_name(tree, tmp_path, key, v
     )
     for given in (cfg, SimpleNamespace(**cfg), tmp_path / "run.toml"):
         with refused("E-PATH-URL", naming=[key, address(value)]) as caught:
-            build_loader(given)
+            open_loader(given)
         assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "run.toml"]
 
@@ -457,9 +458,9 @@ def test_a_url_as_the_argument_cache_dir_is_refused_too(tree, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     tree.add("web", 1000)
     cfg = tree.one()
-    for given in (cfg, "memory://b/plan.json", build_loader(cfg)[1]):
+    for given in (cfg, "memory://b/plan.json", open_loader(cfg).plan):
         with refused("E-PATH-URL", naming=["gs://b/x"]):
-            build_loader(given, cache_dir="gs://b/x")
+            open_loader(given, cache_dir="gs://b/x")
     assert main(["peek", "memory://b/plan.json", "--cache-dir", "gs://b/x"]) == 1
     assert "gs://b/x" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["data"]

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loader import build_loader, resolve_plan
+from loader import resolve_plan
 from loader.__main__ import main
 from loader.errors import ConfigError
 from loader.files import block_files
@@ -472,7 +472,7 @@ def test_a_shuffled_plan_needs_a_cache_that_holds_it(
 def test_blocks_are_of_plans_in_stores_alone(two_stages, plan_file, tmp_path):
     for cfg in (two_stages.cfg, plan_file, str(plan_file)):
         with refused("E-CONFIG", naming=["cache_bytes"]):
-            build_loader(cfg, cache_bytes=LIMIT, cache_dir=tmp_path)
+            open_loader(cfg, cache_bytes=LIMIT, cache_dir=tmp_path)
 
 
 def test_the_command_writes_blocks_beside_every_manifest(plan_file, bucket, tmp_path, capsys):
@@ -516,13 +516,13 @@ def test_a_forked_worker_is_refused_and_a_spawned_one_reads(bucket, two_stages, 
 def test_workers_of_a_loader_are_spawned_where_its_tokens_come_from_a_store(
     bucket, two_stages, tmp_path
 ):
-    torch_data = pytest.importorskip("loader.torch_data", reason="torch is not installed")
+    pytest.importorskip("torch")
     url, cache = f"file://{bucket}/plans/plan.json", tmp_path / "cache"
-    options = {"num_workers": 1, "cache_bytes": LIMIT, "cache_dir": cache}
-    with torch_data.WorkerLoader(url, **options) as loader:
+    options = {"num_workers": 1, "cache_bytes": LIMIT, "cache_dir": cache, "backend": "torch"}
+    with open_loader(url, **options) as loader:
         check_equal(loader.next(), open_loader(two_stages.cfg).next())
     with (
-        torch_data.WorkerLoader(url, multiprocessing_context="fork", **options) as loader,
+        open_loader(url, multiprocessing_context="fork", **options) as loader,
         pytest.raises(ConfigError, match="spawn"),
     ):
         loader.next()

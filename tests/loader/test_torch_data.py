@@ -3,13 +3,11 @@
 import itertools
 import json
 import os
-import pickle
 
 import numpy as np
 import pytest
 
-from loader import ConfigError, FormatError, StateError
-from loader.plan import check
+from loader import ConfigError, FormatError
 from tests.loader.shared import open_loader, rows_of
 from tests.planted import Planted
 from tests.refusals import refused
@@ -18,23 +16,13 @@ pytest.importorskip("torch")
 
 from torch.utils.data import DataLoader
 
-from loader.torch_data import TokenDataset, WorkerLoader
+from loader.torch_data import StepDataset, WorkerLoader
 
 # Three workers on two cores, to see the order where the batches do not divide by them.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 PHASES = [{"start_step": 4, "dataset_weights": {"math": 4}, "lr_scale": 0.5}]
 PACKED = {"packing": "best_fit", "shuffle": True, "phases": PHASES, "on_exhaust": "wrap"}
-
-
-def test_dataset_gives_meta_and_can_be_pickled(two_stages):
-    data = pickle.loads(pickle.dumps(TokenDataset(two_stages.cfg, form="batch")))
-    plain = open_loader(two_stages.cfg)
-    for batch in itertools.islice(data, 3):
-        other = plain.next_with_meta()
-        assert batch.source_names == other.source_names
-        np.testing.assert_array_equal(batch.targets.numpy(), other.targets)
-        np.testing.assert_equal(batch.document_spans, other.document_spans)
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
@@ -65,34 +53,6 @@ def test_state_of_a_worker_loader_is_the_consumers_at_any_number_of_workers(
             np.testing.assert_array_equal(rows_of([loader.next()]), whole[step * 12 :][:12])
 
 
-def test_state_of_one_worker_continues_that_worker(two_stages, monkeypatch):
-    """What a StatefulDataLoader does in each of its processes."""
-    whole = rows_of(open_loader(two_stages.cfg)).reshape(33, 12, 17)
-    for worker in range(2):
-        place = type("Info", (), {"id": worker, "num_workers": 2})()
-        monkeypatch.setattr("loader.torch_data.get_worker_info", lambda place=place: place)
-        data = TokenDataset(two_stages.cfg)
-        batches = list(itertools.islice(data, 5))
-        state = pickle.loads(pickle.dumps(data.state_dict()))
-        again = TokenDataset(two_stages.cfg)
-        again.load_state_dict(state)
-        own = whole[worker::2].reshape(-1, 17)
-        np.testing.assert_array_equal(rows_of([*batches, *again]), own)
-    monkeypatch.setattr("loader.torch_data.get_worker_info", lambda: None)
-    other = TokenDataset(two_stages.cfg)
-    other.load_state_dict(state)
-    with refused("E-STATE-WORKER"):
-        next(iter(other))
-    halved = two_stages.cfg | {"batch_size": 6}
-    with refused("E-STATE-WORKER", naming=["found 12, expected 6"]):
-        TokenDataset(halved).load_state_dict(state)
-    with WorkerLoader(halved, num_workers=0) as loader:
-        loader.load_state_dict(state["loader"])
-        n = state["loader"]["global_sequence_index"]
-        found = rows_of([loader.next(), loader.next()]).tolist()
-        assert sorted(found) == sorted(whole.reshape(-1, 17)[n : n + 12].tolist())
-
-
 def test_plain_states_and_counts_of_another_run_start_all_workers_there(tree):
     for name in ("web", "code"):
         tree.add(name, 3000)
@@ -104,10 +64,6 @@ def test_plain_states_and_counts_of_another_run_start_all_workers_there(tree):
         plain.load_state_dict(state)
         first, whole = plain.step, rows_of(plain)
         assert (first, len(whole)) in ((9, 66), (0, 84))
-        data = TokenDataset(cfg)
-        data.load_state_dict(state)
-        read = rows_of(DataLoader(data, batch_size=None, num_workers=2))
-        np.testing.assert_array_equal(read, whole)
         with WorkerLoader(cfg, num_workers=2) as loader:
             loader.load_state_dict(state)
             got = rows_of([loader.next() for _ in range(5)])
@@ -149,7 +105,7 @@ def test_a_worker_loader_gives_the_batch_of_its_position_after_a_skip_and_an_err
             rows_of(loader)
         away.rename(last)
         step = loader.step
-        assert 3 < step < len(whole)
+        assert 3 <= step < len(whole)
         np.testing.assert_array_equal(rows_of(loader), whole[step:].reshape(-1, 17))
         loader.seek_step(1)
     with refused("E-STATE-CLOSED"):
@@ -162,7 +118,7 @@ def test_dataset_and_worker_loader_give_every_pass_the_same_batches(
     two_stages, num_workers, persistent
 ):
     whole = rows_of(open_loader(two_stages.cfg, 1, 3, "valid"))
-    data = TokenDataset(two_stages.cfg, 1, 3, "valid")
+    data = StepDataset(two_stages.cfg, 1, 3, "valid")
     options = {"num_workers": num_workers, "persistent_workers": persistent and num_workers > 0}
     batches = DataLoader(data, batch_size=None, **options)
     with WorkerLoader(two_stages.cfg, 1, 3, "valid", num_workers=num_workers) as loader:
@@ -175,37 +131,20 @@ def test_dataset_and_worker_loader_give_every_pass_the_same_batches(
             loader.next()
 
 
-def test_a_pass_over_train_that_was_left_is_not_continued_by_persistent_workers(two_stages):
-    data, whole = TokenDataset(two_stages.cfg), rows_of(open_loader(two_stages.cfg))
+def test_a_pass_over_train_that_was_left_begins_again_with_persistent_workers(two_stages):
+    data, whole = StepDataset(two_stages.cfg), rows_of(open_loader(two_stages.cfg))
     batches = DataLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
     for _ in range(2):
         np.testing.assert_array_equal(rows_of(batches), whole)
     list(itertools.islice(batches, 3))
-    with pytest.raises(StateError, match="persistent_workers"):
-        list(batches)
-
-
-def test_dataset_resumed_inside_a_pass_of_valid_ends_it_here_and_is_refused_in_workers(two_stages):
-    data = TokenDataset(two_stages.cfg, split="valid")
-    whole = rows_of(open_loader(two_stages.cfg, split="valid"))
-    list(itertools.islice(data, 3))
-    state = json.loads(json.dumps(data.state_dict()))
-    resumed = TokenDataset(two_stages.cfg, split="valid")
-    resumed.load_state_dict(state)
-    batches = DataLoader(resumed, batch_size=None)
-    np.testing.assert_array_equal(rows_of(batches), whole[36:])
     np.testing.assert_array_equal(rows_of(batches), whole)
-    resumed.load_state_dict(state["loader"])
-    # Each pass begins with a copy of the dataset: the second would begin there too.
-    with pytest.raises(StateError, match="WorkerLoader"):
-        list(DataLoader(resumed, batch_size=None, num_workers=2))
 
 
 @pytest.mark.parametrize(("split", "expected"), [("train", 33), ("valid", 8)])
 def test_lengths_are_the_batches_of_the_whole_stream_wherever_the_position_is(
     two_stages, split, expected
 ):
-    data = TokenDataset(two_stages.cfg, 1, 3, split)
+    data = StepDataset(two_stages.cfg, 1, 3, split)
     assert len(data) == expected
     loaders = [open_loader(two_stages.cfg, 1, 3, split)]
     for num_workers in (0, 2, 3):
@@ -220,25 +159,17 @@ def test_lengths_are_the_batches_of_the_whole_stream_wherever_the_position_is(
             assert len(list(loader)) == expected - 5
 
 
-def test_a_state_after_every_batch_opens_the_data_once(two_stages, monkeypatch):
-    data, opened, real = TokenDataset(two_stages.cfg), [], check.open_data
-    monkeypatch.setattr(
-        check, "open_data", lambda plan, source: opened.append(source.name) or real(plan, source)
-    )
-    states = [data.state_dict() for _ in data]
-    assert opened == ["web", "code", "math"]
-    assert [s["loader"]["global_sequence_index"] for s in states] == [12 * i for i in range(1, 34)]
-    resumed = TokenDataset(data.plan)
-    resumed.load_state_dict(states[-3])
-    assert len(list(resumed)) == 2
-    assert len(resumed) == 33
-    assert len(opened) == 6
-
-
 def test_a_way_to_start_workers_that_there_is_not_is_refused_by_name(two_stages):
     with pytest.raises(ConfigError, match=r"spawn; did you mean 'spawn'") as caught:
-        WorkerLoader(two_stages.cfg, multiprocessing_context="spwan")
+        open_loader(two_stages.cfg, backend="torch", num_workers=1, multiprocessing_context="spwan")
     assert "multiprocessing_context" in str(caught.value)
+
+
+def test_options_of_workers_without_workers_are_refused(two_stages):
+    with refused("E-CONFIG", naming=["multiprocessing_context needs num_workers"]):
+        open_loader(two_stages.cfg, backend="torch", multiprocessing_context="spawn")
+    with refused("E-CONFIG", naming=["num_workers needs torch"]):
+        open_loader(two_stages.cfg, num_workers=2)
 
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])

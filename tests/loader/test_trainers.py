@@ -15,7 +15,7 @@ from tests.refusals import refused
 pytest.importorskip("torch")
 
 
-from loader.torch_data import StepDataset, TokenDataset
+from loader.torch_data import StepDataset
 
 STEPS, KILLED_AT, SAVED_AT = 18, 12, 10
 # What an example needs beside torch.
@@ -118,13 +118,12 @@ def test_ranks_with_unequal_numbers_of_targets_learn_as_one_rank_does(
 
 
 def test_a_ranks_own_batches_are_not_made_into_others(plan, monkeypatch):
-    for data in (StepDataset(plan, 0, 2), TokenDataset(plan, 0, 2)):
-        data.set_epoch(0)
+    data = StepDataset(plan, 0, 2)
+    data.set_epoch(0)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for data in (StepDataset(plan, 0, 2), TokenDataset(plan, 0, 2)):
-        with refused("E-CONFIG", naming=["2 ranks", "RowDataset"]):
-            data.set_epoch(0)
+    with refused("E-CONFIG", naming=["2 ranks", "RowDataset"]):
+        data.set_epoch(0)
 
 
 CUT_AGAIN = """
@@ -132,14 +131,13 @@ import sys
 from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from loader.errors import ConfigError
-from loader.torch_data import StepDataset, TokenDataset
+from loader.torch_data import StepDataset
 accelerator = Accelerator(cpu=True)
-for step, kind in enumerate((StepDataset, TokenDataset)):
-    data = kind(sys.argv[1], accelerator.process_index, accelerator.num_processes)
-    try:
-        list(accelerator.prepare(DataLoader(data, batch_size=None)))
-    except ConfigError as error:
-        print(f"step {step}, ranks 2, loss {'RowDataset' in error.line():d}", flush=True)
+data = StepDataset(sys.argv[1], accelerator.process_index, accelerator.num_processes)
+try:
+    list(accelerator.prepare(DataLoader(data, batch_size=None)))
+except ConfigError as error:
+    print(f"step 0, ranks 2, loss {'RowDataset' in error.line():d}", flush=True)
 """
 
 
@@ -148,4 +146,4 @@ for step, kind in enumerate((StepDataset, TokenDataset)):
 def test_accelerate_does_not_cut_a_ranks_batches_again(examples, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(CUT_AGAIN)
-    assert examples.run(script.with_suffix(""), tmp_path, ranks=2) == {0: 1, 1: 1}
+    assert examples.run(script.with_suffix(""), tmp_path, ranks=2) == {0: 1}

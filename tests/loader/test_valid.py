@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from loader import IGNORE_INDEX, ConfigError, StateError, build_loader
-from tests.loader.shared import rows_of
+from loader import IGNORE_INDEX, ConfigError, StateError
+from tests.loader.shared import open_loader, rows_of
 
 
-def open_valid(cfg, *args, **kwargs):
-    return build_loader(cfg, *args, split="valid", backend="numpy", **kwargs)[0]
+def open_valid(cfg, rank=None, world_size=None, **options):
+    return open_loader(cfg, rank, world_size, "valid", **options)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_valid_is_each_source_once_unmixed_to_its_last_window(two_stages, lib):
         np.testing.assert_array_equal(rows_of(alone), rows[32 * i : 32 * (i + 1)])
         assert set(alone.metrics()) == {name}
     with pytest.raises(ValueError, match="needs the valid split"):
-        build_loader(two_stages.cfg)[0].per_source()
+        open_loader(two_stages.cfg).per_source()
 
 
 # Pass after pass
@@ -80,7 +80,7 @@ def test_valid_resumed_inside_a_pass_ends_that_pass_and_then_begins_again(two_st
 
 
 def test_train_is_read_once_and_an_iteration_continues_from_the_position(two_stages):
-    loader = build_loader(two_stages.cfg, backend="numpy")[0]
+    loader = open_loader(two_stages.cfg, backend="numpy")
     assert len(list(itertools.islice(loader, 5))) == 5
     assert len(list(loader)) == 33 - 5
     assert list(loader) == []

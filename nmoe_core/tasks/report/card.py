@@ -129,8 +129,8 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
             yield f"| {kind} | {oracle} | {split} | {metrics.get('n', 0):,} | {figure} |"
     if found["kept"] is not None and run.tree.plan.is_file():
         yield "\n## Use\n"
-        yield "    from loader import build_loader"
-        yield f'    loader, plan = build_loader("{run.tree.plan.name}", rank=0, world_size=1)'
+        yield "    from loader import open_loader"
+        yield f'    loader = open_loader("{run.tree.plan.name}", rank=0, world_size=1)'
         yield "    inputs, targets = loader.next()"
     yield "\n## Provenance\n"
     for key, value in facts(corpus).items():

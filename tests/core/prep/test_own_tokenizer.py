@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import build_loader, load_manifest, open_shard
+from loader import load_manifest, open_loader, open_shard
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
@@ -113,7 +113,7 @@ def test_uint16_holds_the_same_ids_and_every_reader_takes_them(own: str, tmp_pat
     for name in ("wide", "small"):
         run = {"data_path": str(tmp_path / "data" / name / "train"), "batch_size": 2, "seq_len": 16}
         for packing in ("concat", "best_fit"):
-            loader, _ = build_loader(run | {"packing": packing}, backend="numpy")
+            loader = open_loader(run | {"packing": packing}, backend="numpy")
             streams.append(np.concatenate([inputs for inputs, _ in loader]))
     np.testing.assert_array_equal(streams[0], streams[2])
     np.testing.assert_array_equal(streams[1], streams[3])

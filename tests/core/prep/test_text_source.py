@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import build_loader, load_manifest, load_plan, open_shard, resolve_plan
+from loader import load_manifest, load_plan, open_loader, open_shard, resolve_plan
 from loader.errors import NmoeError
 from nmoe_core.prep.run import PrepSettings, prep_shards
 from nmoe_core.sources.jsonl import JsonlSource
@@ -61,7 +61,7 @@ def write_lines(path: Path, documents: list[str]) -> None:
 
 
 def stream_of(cfg: dict[str, Any], split: Any = "train") -> list[int]:
-    loader, _ = build_loader(cfg, backend="numpy", split=split)
+    loader = open_loader(cfg, backend="numpy", split=split)
     return np.concatenate([inputs.ravel() for inputs, _ in loader]).tolist()
 
 

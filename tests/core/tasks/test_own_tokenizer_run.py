@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import build_loader, load_manifest, load_plan
+from loader import load_manifest, load_plan, open_loader
 from loader.__main__ import main as loader_main
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
@@ -81,7 +81,7 @@ def documents(run: Run, tree: str) -> list[tuple[str, str]]:
 
 
 def stream(plan: object, cache: Path | None = None) -> np.ndarray:
-    loader, _ = build_loader(plan, backend="numpy", cache_dir=cache)
+    loader = open_loader(plan, backend="numpy", cache_dir=cache)
     return np.concatenate([inputs for inputs, _ in loader])
 
 

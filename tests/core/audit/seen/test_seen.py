@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import build_loader, load_manifest
+from loader import load_manifest, open_loader
 from nmoe_core.audit.seen import suffixes
 from nmoe_core.audit.seen.answer import Index, answer
 from nmoe_core.audit.seen.index_files import index_shard
@@ -161,7 +161,8 @@ def test_places_that_overlap_or_touch_are_one_place_of_the_same_tokens(
 
 def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -> None:
     run = runs["pieces"]
-    batches, plan = build_loader(run.tree.plan, backend="numpy")
+    batches = open_loader(run.tree.plan, backend="numpy")
+    plan = batches.plan
     rows, num_steps = np.concatenate([inputs.copy() for inputs, _ in batches]), batches.num_steps
     tokenizer, cut = load_tokenizer(run.tokenizer), 0
     decoded = [tokenizer.decode(row) for row in rows]

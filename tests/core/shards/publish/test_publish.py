@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loader import build_loader, resolve_plan
+from loader import open_loader, resolve_plan
 from loader.files import store
 from loader.files.addresses import join
 from nmoe_core.cli import main
@@ -68,7 +68,7 @@ def files_of(data: Path) -> dict[str, bytes]:
 
 
 def batches(where: object, **options: Any) -> list[np.ndarray]:
-    loader = build_loader(where, backend="numpy", **options)[0]
+    loader = open_loader(where, backend="numpy", **options)
     return [np.concatenate(batch) for batch in loader]
 
 
