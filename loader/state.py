@@ -2,10 +2,10 @@
 
 The position is one number, the global sequence index. A state also has the plan's identity, so that
 an error can name the difference, and counts per source. A state can be loaded at another batch
-size, since the sequences are the same, and under a plan that is equal up to this position, such as
-a remixed plan. Counts per source without a position can be loaded too (`loader.plan.continuation`).
-States of versions 1 and 2 have no checksum: their other values must match the global sequence
-index.
+size, since the sequences are the same, and under a plan that reads the same windows up to this
+position, such as a remixed plan. Counts per source without a position can be loaded too
+(`loader.plan.continuation`). States of versions 1 and 2 have no checksum: their other values must
+match the global sequence index.
 """
 
 import copy
@@ -30,7 +30,7 @@ _CHANGE = (
     ' or load {"datasets": state["datasets"]} to continue from its counts'
 )
 # The values of a plan that may differ if the windows before the position are the same.
-_MAY_DIFFER = ("stages", "masked", "on_exhaust", "max_epochs")
+_MAY_DIFFER = ("stages", "batch_size", "masked", "on_exhaust", "max_epochs")
 _ENDLESS = 2**40
 _CHUNK = 1 << 16
 
@@ -144,8 +144,6 @@ def _refuse_other_plan(
     difference = None
     if isinstance(state.get("plan"), Mapping):
         difference = _first_difference("plan", state["plan"], plan.identity())
-        if difference and _has_same_sequences(state, plan):
-            return
         if difference and _has_same_past(state, plan, split, stream):
             return
     where, found, expected = difference or ("plan_hash", state.get("plan_hash"), plan.plan_hash)
@@ -165,24 +163,6 @@ def _other_plan(where: str, found: object, expected: object, do: str) -> StateEr
         do=do,
         code="E-STATE-PLAN",
     )
-
-
-def _has_same_sequences(state: Mapping[str, Any], plan: LoaderPlan) -> bool:
-    """Whether the state's plan equals `plan` except for the batch size, with phases at the same
-    sequences."""
-    batch_size = state["plan"].get("batch_size")
-    if type(batch_size) is not int or batch_size < 1:
-        return False
-    stages = []
-    for stage in plan.stages:
-        step, rest = divmod(stage.start_step * plan.batch_size, batch_size)
-        if rest:
-            return False
-        base = stage.name.removesuffix(f"@{stage.start_step}")
-        name = stage.name if base == stage.name else f"{base}@{step}"
-        stages.append(replace(stage, name=name, start_step=step))
-    other = replace(plan, batch_size=batch_size, stages=tuple(stages))
-    return state.get("plan_hash") == other.plan_hash
 
 
 def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str, stream: Stream) -> bool:
