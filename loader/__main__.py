@@ -2,9 +2,10 @@
 
 `peek` prints how much of each source each stage reads, and the rows of one batch with their sources
 (as text, if you give a vocabulary file); `fingerprint` prints a digest of the first batches:
-machines that read the same stream print the same digest; `verify` reads every file and compares
-checksums; `blocks` writes the checksum of each MiB, which streaming from a store needs;
-`verify-remix` recomputes the certificate of an edited plan from both plans.
+machines that read the same stream print the same digest; `verify` reads every file, compares
+checksums and looks for token ids outside the vocabulary; `blocks` writes the checksum of each MiB,
+which streaming from a store needs; `verify-remix` recomputes the certificate of an edited plan from
+both plans.
 
 PLAN is a plan's JSON file, its URL with --cache-dir, or a run's TOML file. Exit status: 0 success,
 1 error (one line), 2 wrong usage.
@@ -22,11 +23,12 @@ from pathlib import Path
 
 from loader.config import resolve_plan
 from loader.edits.certificate import Certificate, verify_certificate
-from loader.errors import ConfigError, NmoeError, printable
+from loader.errors import ConfigError, FormatError, NmoeError, printable
 from loader.files.addresses import PathParser
 from loader.files.blocks import write_blocks
 from loader.files.format import verify_shard
 from loader.files.regular import read_file
+from loader.files.shard import open_shard
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
@@ -144,8 +146,22 @@ def _verify(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:
             manifest = preflight.open_data(plan, source)
             for entry in manifest.shards:
                 verify_shard(manifest, entry)
+                _verify_ids(plan, manifest.shard_path(entry))
             yield f"ok {split} {source.name}: {manifest.num_shards} shards"
     yield f"ok plan {plan.plan_hash}"
+
+
+def _verify_ids(plan: LoaderPlan, path: Path) -> None:
+    largest = int(open_shard(path).max(initial=0))
+    if largest >= plan.vocab_size:
+        raise FormatError(
+            "a token id is not in the vocabulary",
+            where=path,
+            found=largest,
+            expected=f"below vocab_size = {plan.vocab_size}",
+            do="prepare this source again with the plan's tokenizer",
+            code="E-SHARD-FORMAT",
+        )
 
 
 def _blocks(plan: LoaderPlan, _: argparse.Namespace) -> Iterator[str]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from loader import resolve_plan
+from loader.__main__ import main
 from loader.files import tokens as token_files
 from loader.torch_data import RowDataset
 from tests.loader.shared import open_loader, rows_of
@@ -82,3 +83,18 @@ def test_a_read_that_fails_once_is_read_again_at_the_same_position(
 def test_an_empty_batch_of_rows_is_empty(tree):
     tree.add("web", 3000)
     assert RowDataset(run_of(tree, "web")).__getitems__([]) == []
+
+
+def test_verify_finds_token_ids_that_the_vocabulary_does_not_have(tree, capsys):
+    """Another tokenizer's ids end a run on a GPU with a message of the kernel's."""
+    tree.add("web", 3000, vocab_size=1000)
+    tree.add("code", 3000, eos_token_id=299, vocab_size=300)
+    path = tree.root / "plan.json"
+    for name in ("web", "code"):
+        plan = resolve_plan(tree.one(name))
+        path.write_text(plan.placed_in(tree.root).to_json())
+        is_whole = main(["verify", str(path)]) == 0
+        assert is_whole == (name == "web")
+    line = capsys.readouterr().err
+    assert line.startswith("ERROR [E-SHARD-FORMAT]")
+    assert "expected below vocab_size = 300" in line
