@@ -141,9 +141,12 @@ def effect(
     sums = np.bincount(places, off.mean(0)) / num_documents
     num_groups = len(sums)
     of_documents = float((sums**2).sum()) * num_groups / (num_groups - 1)
-    variance = of_seeds + of_documents
-    parts = of_seeds**2 / (num_seeds - 1) + of_documents**2 / (num_groups - 1)
-    half = t_half_width(math.sqrt(variance), variance**2 / parts if parts else 1.0)
+    # Each part has its own degrees of freedom: joint ones (Satterthwaite) are too many if the part
+    # of few seeds or sources is small by chance.
+    half = math.hypot(
+        t_half_width(math.sqrt(of_seeds), num_seeds - 1),
+        t_half_width(math.sqrt(of_documents), num_groups - 1),
+    )
     ends = [round(float(end), 6) for end in (share - half, share + half)]
     return {"share": round(float(share), 6), "ci95": ends}
 
