@@ -1,5 +1,5 @@
-"""`nmoe hydra slices|oracle-label|merge-labels|agree|review|audit|status`: make and inspect
-labels."""
+"""`nmoe hydra slices|oracle-label|requests|answers|merge-labels|agree|review|audit|status`: make
+and inspect labels."""
 
 import argparse
 import textwrap
@@ -49,6 +49,17 @@ def register(parts: Any) -> None:
     label.add_argument("--max-new", type=int, help="maximum tokens per answer")
     keys = [f"oracle.engine.{name}" for name in _ENGINE]
     add_run_flags(label, ["tokenizer", *keys], {"data_root": "data"}, oracle="oracle.kind")
+
+    text = "write the requests to the oracle's server to a file, in OpenAI's batch form"
+    requests = add_task(parts, "requests", write_requests, text)
+    requests.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    requests.add_argument("--slices", nargs="+", metavar="train-00", help="only these slices")
+    add_run_flags(requests, roots={"data_root": "data"}, is_required=True)
+
+    text = "add the results of such a file to the answers; nmoe run label then uses them"
+    results = add_task(parts, "answers", add_answers, text)
+    results.add_argument("results", type=Path, metavar="FILE", help="results, in OpenAI's form")
+    add_run_flags(results, roots={"labels": "labels"}, is_required=True)
 
     merge = add_task(parts, "merge-labels", merge_labels, "join the labels of each split")
     add_run_flags(merge, roots={"labels": "labels"})
@@ -150,6 +161,28 @@ def _estimate(run: Run, jobs: Iterable["LabelJob"]) -> Outputs:
 
     estimates = labelling_of(run).estimate(jobs)
     return {name: Result("", asdict(row)) for name, row in estimates.items()}
+
+
+def write_requests(arguments: argparse.Namespace) -> Outputs:
+    from nmoe_core.labels import batch
+    from nmoe_core.labels.jobs import labelling_of
+    from nmoe_core.tasks.shards import chosen_sources
+
+    run = run_of(arguments, "data_root")
+    labelling = labelling_of(run).without_key()
+    jobs = labelling.slice_jobs(chosen_sources(run), arguments.slices)
+    return {str(arguments.output): batch.write_requests(labelling, jobs, arguments.output)}
+
+
+def add_answers(arguments: argparse.Namespace) -> Outputs:
+    from nmoe_core.labels import batch
+    from nmoe_core.labels.answers import Ledger
+    from nmoe_core.labels.jobs import labelling_of
+
+    run = run_of(arguments, "labels")
+    labelling = labelling_of(run).without_key()
+    made = batch.add_answers(labelling, Ledger(run.tree.answers), arguments.results)
+    return {str(arguments.results): made}
 
 
 def merge_labels(arguments: argparse.Namespace) -> Outputs:

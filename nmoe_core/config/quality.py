@@ -55,6 +55,9 @@ class EngineOracleTable(ModelTable):
 _OWN_FIELDS = frozenset(
     {"model", "messages", "prompt", "max_tokens", "seed", "reasoning_effort", "stream", "n"}
 )
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
+_OWN_HEADERS = ("authorization", "content-length", "content-type", "host", "transfer-encoding")
 _API_KEY = re.compile(r"(\w+_)?API_KEY|ORACLE_KEY", re.ASCII | re.IGNORECASE)
 
 
@@ -75,6 +78,10 @@ class HttpOracleTable(StrictModel):
     """Name of the model on the server."""
     accept_model: tuple[str, ...] = ()
     """Other model names that the server may return in its replies."""
+    served: str = Field(default="one", min_length=1)
+    """Which answers count, by the model and the fingerprint that the server names in its replies:
+    `one`: labelling ends if they change; `any`: all; or one of these names, as the error gives
+    them."""
     api: Literal["chat", "completions"] = "chat"
     """API endpoint. For `completions`, the prompt is rendered by nmoe in the Harmony format."""
     api_key_env: str | None = None
@@ -103,12 +110,21 @@ class HttpOracleTable(StrictModel):
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Additional fields of each request, as the server names them. Fields that another key sets are
     refused."""
+    omit: tuple[str, ...] = ()
+    """Fields of the request to leave out, such as `seed` or `response_format`, for servers that
+    refuse them."""
+    headers: dict[str, str] = Field(default_factory=dict)
+    """Additional headers of each request. They are not secret: put a key into `api_key_env`."""
+    api_key_header: str = Field(default="Authorization", pattern=r"^[A-Za-z0-9-]+$")
+    """Header of the API key. Any other header than `Authorization` gets the key alone, such as
+    `api-key` at Azure."""
     input_price: float | None = Field(default=None, ge=0)
     """Price per million prompt tokens, in any currency."""
     output_price: float | None = Field(default=None, ge=0)
     """Price per million answer tokens."""
     max_cost: float | None = Field(default=None, ge=0)
-    """Maximum estimated cost; labelling is refused above it."""
+    """Maximum cost of all answers of this oracle, by the tokens that the server counts. Labelling
+    is refused if the estimate is higher, and ends when the answers cost more."""
 
     @field_validator("extra_body")
     @classmethod
@@ -120,6 +136,23 @@ class HttpOracleTable(StrictModel):
         except TypeError as error:
             raise ValueError("a value cannot be sent as JSON") from error
         return fields
+
+    @field_validator("omit")
+    @classmethod
+    def _can_be_left_out(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in sorted({"model", "messages", "prompt"} & set(names)):
+            raise ValueError(f"{name!r} is needed in every request")
+        return names
+
+    @field_validator("headers")
+    @classmethod
+    def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+                raise ValueError(f"{name!r} is not a header of printable ASCII")
+            if name.lower() in _OWN_HEADERS:
+                raise ValueError(f"{name!r} is set by nmoe or by another key of [oracle.http]")
+        return headers
 
     @field_validator("api_key_env")
     @classmethod
@@ -162,11 +195,11 @@ class OracleTable(StrictModel):
     heuristic; without a configuration file, engine."""
     rubric: PathText = "quality_v1"
     """Path of a TOML file, or name of a bundled rubric."""
+    max_documents: int = Field(default=20_000, ge=1)
+    """Maximum number of documents that are labelled: about this many of all sources together, drawn
+    by the hash of their text, but at least 100 of each source."""
     max_doc_tokens: int = Field(default=2048, ge=16)
     """Maximum tokens of a document that the oracle reads."""
-    replace: bool = False
-    """Replace the labels of another oracle. A configuration file can only replace heuristic labels;
-    the command line can replace any."""
     max_retries: int = Field(default=0, ge=0)
     """Number of retries after a refused answer."""
     relabel: int = Field(default=0, ge=0)

@@ -19,6 +19,10 @@ RENAMED = {
     "oracle.salvage": "oracle.extract_embedded",
 }
 """Current names by earlier names; both are dotted keys of the same table."""
+REMOVED = {
+    "oracle.replace": "the answers of all oracles are kept, so no labels have to be replaced"
+}
+"""Keys of earlier releases without an effect, and the reason."""
 
 
 def with_current_verb(words: Sequence[str]) -> list[str]:
@@ -46,6 +50,9 @@ def with_current_names(table: Mapping[str, Any], where: object, prefix: str = ""
     of a key."""
     found: dict[str, Any] = {}
     for key, value in table.items():
+        if (why := REMOVED.get(f"{prefix}{key}")) is not None:
+            warnings.warn(f"{prefix}{key} has no effect: {why}", FutureWarning, stacklevel=2)
+            continue
         name = current_name(f"{prefix}{key}").removeprefix(prefix)
         if name != key and name in table:
             raise ConfigError(

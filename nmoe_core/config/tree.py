@@ -146,6 +146,11 @@ class Tree:
         """Directory of the labels of one slice."""
         return self.labels / split / f"shard_{number}"
 
+    @property
+    def answers(self) -> Path:
+        """Directory of all replies of oracles."""
+        return self.labels / "answers"
+
     def merged_labels(self, split: str) -> Path:
         return self.labels / "merged" / f"labels_{split}.jsonl"
 

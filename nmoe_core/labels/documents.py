@@ -47,8 +47,6 @@ class Documents:
     text: Callable[[str], Text]
     num_tokens: Callable[[str], int]
     former_data: str | None = None
-    labelled: tuple[Path, ...] = ()
-    """Directories of labels in which answers about equal texts are searched."""
 
     def sample(self, count: int) -> Documents:
         """Sample `count` documents by a hash of their ids, in the same order."""
@@ -62,12 +60,16 @@ class Documents:
 
 
 def shard_documents(
-    slice_file: Path, data_root: Path, tokenizer: Tokenizer, max_doc_tokens: int
+    slice_file: Path,
+    data_root: Path,
+    tokenizer: Tokenizer,
+    max_doc_tokens: int,
+    rows: list[tuple[str, str]] | None = None,
 ) -> Documents:
-    """The documents of a slice file, each cut to `max_doc_tokens`, decoded, without the EOS. Raises
-    FormatError if the slice is missing or malformed, names a document twice (E-DOCID), or a source
-    has no committed manifest."""
-    rows = read_slice(slice_file)
+    """The documents of a slice file, or only those in `rows`, each cut to `max_doc_tokens`, without
+    the EOS. Raises FormatError if the slice is missing or malformed, names a document twice
+    (E-DOCID), or a source has no committed manifest."""
+    rows = read_slice(slice_file) if rows is None else rows
     seen: set[str] = set()
     for doc_id, _ in rows:
         if doc_id in seen:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
@@ -14,11 +14,13 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import NOISE_NAMES
+from nmoe_core.labels.answers import Budget, Ledger
 from nmoe_core.labels.cost import Estimate, Part, estimate_labels, require_cost
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Oracle, OracleResult, Question
+from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Keep, Oracle, OracleResult, Question, Reply
 from nmoe_core.labels.oracles import make_oracle
+from nmoe_core.labels.sample import draw_sample, sample_fingerprints, sampled_rows
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -26,12 +28,13 @@ _SLICES = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
 
 
 class LabelJob(NamedTuple):
-    """Documents to label into a directory; a sample of `relabel` documents is labelled again to
-    measure noise."""
+    """Documents to label into a directory, with the directory of the ledger. A sample of `relabel`
+    documents is labelled again to measure noise."""
 
     name: str
     documents: Documents
     out_dir: Path
+    answers: Path
     relabel: int
 
 
@@ -44,11 +47,27 @@ class Sampled:
         self.scorer = oracle.scorer._replace(scorer_version=version)
         self.fingerprint = sha256_json([oracle.fingerprint, "sampled/2", RETRY_TEMPERATURE])
         self.facts = oracle.facts | {"temperature": RETRY_TEMPERATURE, "seed": "by text"}
+        drawn = [oracle.request_digest, "sampled", RETRY_TEMPERATURE]
+        self.request_digest = sha256_json(drawn)[:16]
+        self.max_new = oracle.max_new
+        self.served = oracle.served
         self.scale = oracle.scale
         self._oracle = oracle
 
-    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        return self._oracle.label(question._replace(is_redrawn=True) for question in questions)
+    def label(
+        self, questions: Iterable[Question], keep: Keep | None = None
+    ) -> Iterator[tuple[int, OracleResult]]:
+        redrawn = (question._replace(is_redrawn=True) for question in questions)
+        return self._oracle.label(redrawn, keep)
+
+    def read(self, reply: Reply) -> OracleResult | None:
+        return self._oracle.read(reply)
+
+    def request(self, question: Question) -> bytes:
+        from nmoe_core.labels.oracles.http import HttpOracle
+
+        assert isinstance(self._oracle, HttpOracle)
+        return self._oracle.request(question._replace(is_redrawn=True))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -61,8 +80,6 @@ class Labelling:
         table: The oracle's settings.
         tokenizer: The tokenizer of the shards.
         base: The directory to which the table's relative paths are relative.
-        replace: Whether labels of another oracle are dropped; "free": only labels that cost
-            nothing.
     """
 
     tree: Tree
@@ -70,8 +87,8 @@ class Labelling:
     table: OracleTable
     tokenizer: TokenizerSettings
     base: Path
-    replace: bool | Literal["free"]
     _oracles: dict[Rubric, Oracle] = field(default_factory=dict, init=False)
+    _ledgers: dict[Path, Ledger] = field(default_factory=dict, init=False)
 
     def oracle(self, rubric: Rubric) -> Oracle:
         """The oracle for a rubric, opened once per rubric. Raises as `make_oracle`."""
@@ -97,6 +114,7 @@ class Labelling:
                 expected = f"{next(iter(_SLICES))} to {next(reversed(_SLICES))}"
                 raise ConfigError("no such slice", found=key, expected=expected)
         combine_slices(self.tree, sources)
+        draw_sample(self.tree, sources, self.table.max_documents)
         yield from self.planned_jobs(keys)
 
     def planned_jobs(self, keys: Sequence[str] | None = None) -> Iterator[LabelJob]:
@@ -104,14 +122,16 @@ class Labelling:
         `shard_documents`."""
         tree = self.tree
         tokenizer = load_tokenizer(self.tokenizer)
-        labelled = tuple(tree.label_shard(*shard) for shard in _SLICES.values())
         for key in _SLICES if keys is None else keys:
             split, number = _SLICES[key]
             slice_file = tree.slice(split, number)
-            documents = shard_documents(slice_file, tree.data, tokenizer, self.table.max_doc_tokens)
+            rows = sampled_rows(tree, slice_file, self.table.max_documents)
+            most = self.table.max_doc_tokens
+            documents = shard_documents(slice_file, tree.data, tokenizer, most, rows)
+            drawn = sample_fingerprints(tree, self.table.max_documents)
+            documents = replace(documents, fingerprints=documents.fingerprints | drawn)
             relabel = self.table.relabel if split == "val" else 0
-            documents = replace(documents, labelled=labelled)
-            yield LabelJob(key, documents, tree.label_shard(split, number), relabel)
+            yield LabelJob(key, documents, tree.label_shard(split, number), tree.answers, relabel)
 
     def parts(self, job: LabelJob) -> Iterator[Part]:
         """Yield the parts of a job: documents, the directory of their labels, and the oracle.
@@ -129,14 +149,11 @@ class Labelling:
         if self.table.kind != "heuristic":
             asked["sampling"] = Sampled(self.oracle(self.rubric))
         for kind, oracle in asked.items():
-            name = NOISE_NAMES[kind]
-            labelled = tuple(directory / name for directory in job.documents.labelled)
-            sample = replace(job.documents.sample(job.relabel), labelled=labelled)
-            yield sample, job.out_dir / name, oracle
+            yield job.documents.sample(job.relabel), job.out_dir / NOISE_NAMES[kind], oracle
 
     def estimate(self, jobs: Iterable[LabelJob]) -> dict[str, Estimate]:
         """As `estimate_labels`."""
-        parts = ((job.name, self.parts(job)) for job in jobs)
+        parts = ((job.name, self.ledger(job), self.parts(job)) for job in jobs)
         return estimate_labels(self.table, self.rubric, load_tokenizer(self.tokenizer), parts)
 
     def label_slices(
@@ -158,28 +175,48 @@ class Labelling:
 
     def _require_budget(self, jobs: Iterable[LabelJob]) -> None:
         """If `max_cost` is not set, this reads no documents."""
+        if self.budget is None:
+            return
+        jobs = list(jobs)
+        found = self.estimate(jobs)["all"]
+        ledgers = {self.ledger(job) for job in jobs}
+        spent = sum(self.budget.cost(ledger.spent) for ledger in ledgers)
+        require_cost(found, spent, self.budget, self.oracle(self.rubric).scorer.scorer_model)
+
+    @property
+    def budget(self) -> Budget | None:
+        """The prices and the limit of `[oracle.http]`, if it has a limit."""
         http = self.table.http
-        if self.table.kind == "http" and http is not None and http.max_cost is not None:
-            require_cost(self.estimate(jobs)["all"], http.max_cost, http.model)
+        if self.table.kind != "http" or http is None or http.max_cost is None:
+            return None
+        first = self.oracle(self.rubric)
+        oracles = [first, self.oracle(self.rubric.turned()), Sampled(first)]
+        requests = frozenset(oracle.request_digest for oracle in oracles)
+        return Budget(http.input_price or 0.0, http.output_price or 0.0, http.max_cost, requests)
+
+    def ledger(self, job: LabelJob) -> Ledger:
+        """The answers so far. Raises as `Ledger`."""
+        if job.answers not in self._ledgers:
+            self._ledgers[job.answers] = Ledger(job.answers, self.budget)
+        return self._ledgers[job.answers]
 
     def _label(self, job: LabelJob) -> Result:
-        first, *again = self.parts(job)
-        retries = self.table.max_retries
-        made = label_shard(*first, replace=self.replace, max_retries=retries)
-        facts = made.facts | {"scorer": first[2].scorer.name}
-        for documents, out_dir, oracle in again:
-            # The labels are current at this point, so a sample that does not match them is always
-            # replaced.
-            drops = isinstance(oracle, Sampled) or self.replace
-            sample = label_shard(documents, out_dir, oracle, replace=drops, max_retries=retries)
-            facts["relabelled"] = sample.facts["total"]
-        return Result(made.digest, facts)
+        made = []
+        for documents, out_dir, oracle in self.parts(job):
+            part = label_shard(
+                documents,
+                out_dir,
+                oracle,
+                ledger=self.ledger(job),
+                max_retries=self.table.max_retries,
+            )
+            made.append(part)
+        facts = made[0].facts | {"scorer": self.oracle(self.rubric).scorer.name}
+        if len(made) > 1:
+            facts["relabelled"] = made[-1].facts["total"]
+        return Result(made[0].digest, facts)
 
 
 def labelling_of(run: Run) -> Labelling:
     """The parts of a run that labelling needs."""
-    table = run.config.oracle
-    # If only the project file sets `replace`, a change of the oracle drops no labels that cost
-    # money. Such labels are dropped only if the command itself sets `replace`.
-    drops = table.replace and (run.is_given("oracle.replace") or "free")
-    return Labelling(run.tree, run.rubric, table, run.tokenizer, run.base, drops)
+    return Labelling(run.tree, run.rubric, run.config.oracle, run.tokenizer, run.base)

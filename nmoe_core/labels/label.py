@@ -1,31 +1,39 @@
-"""Labels documents with an oracle: `scores.jsonl`, appended record by record, `summary.json` last.
+"""Labels documents with an oracle: `scores.jsonl`, one record per document, and `summary.json`.
 
-Records are appended and flushed as answers arrive; a killed run loses at most the record that it
-was writing. The next run cuts off the torn line and asks only about documents without a record. At
-the end the records are sorted into the order of the documents, so the bytes depend neither on kills
-nor on the order of answers. If documents or settings changed, labelling starts over. Documents with
-equal texts need one question; an empty text needs none. Memory does not grow with the length of the
-texts.
+Every reply is appended to the ledger (`answers`) when it arrives. A record is computed from the
+replies about its text. So a killed run loses at most the reply that it was writing, the bytes
+depend neither on kills nor on the order of replies, and documents with equal texts need one
+question; an empty text needs none. Memory does not grow with the length of the texts.
 """
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from loader.files.regular import open_file
-from nmoe_core.base.append_log import AppendLog
-from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock, write_json
-from nmoe_core.base.errors import LabelError
+from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock
+from nmoe_core.base.errors import LabelError, NmoeError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
+from nmoe_core.labels.answers import (
+    ANSWERS_NAME,
+    STARTED_NAME,
+    Budget,
+    Ledger,
+    Spent,
+    Writer,
+    answers_file,
+    serves,
+    sha256_of,
+)
 from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.label_files import (
     PARTIAL_NAME,
     SCORES_NAME,
-    STARTED_NAME,
     SUMMARY_NAME,
     checked_digest,
     read_summary,
@@ -37,26 +45,20 @@ from nmoe_core.labels.oracle import (
     OracleResult,
     Question,
     Record,
-    Scorer,
+    Reply,
     Shown,
     coverage,
+    has_failed,
     is_server_failure,
     label_record,
-    parse_record,
     read_records,
-    scorer_of,
-    weighted_again,
 )
-from nmoe_core.labels.oracles.heuristic import SCORER_MODEL as HEURISTIC
-from nmoe_core.labels.record_index import Marks
-from nmoe_core.labels.reuse import KnownAnswers, keep_answers, sha256_of
 from nmoe_core.shards.documents import Text
 
 LABEL_CODE = "labels/2"
 SNIPPET_CHARS = 256
 PARTIAL_EVERY = 100
 Progress = Callable[[int, int], None]
-Row = tuple[str, str]
 # Make the encoder once: `json.dumps` with options would make a new encoder on each call.
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -66,46 +68,45 @@ def label_shard(
     out_dir: Path,
     oracle: Oracle,
     *,
-    replace: bool | Literal["free"] = False,
+    ledger: Ledger | None = None,
     max_retries: int = 0,
     progress: Progress | None = None,
 ) -> Result:
-    """Label documents into `out_dir/scores.jsonl`.
+    """Label documents into `out_dir/scores.jsonl`. Labels of another oracle are replaced; their
+    answers stay in the ledger.
 
     Args:
         documents: Documents to label.
-        out_dir: Directory of these labels.
+        out_dir: Directory of these labels, in the directory that holds the ledger's directory.
         oracle: Scores the texts; every record names its scorer.
-        replace: Start over if labels of another scorer or rubric exist; `free`: only if the
-            heuristic oracle, which costs nothing, made them.
-        max_retries: How often to ask again about a document whose answer was not accepted.
-        progress: Called with (documents done, documents to do) after each record.
+        ledger: The answers so far; by default those in `out_dir/answers`. If they cost more than
+            its budget, the run ends.
+        max_retries: How often to ask again about a text whose answer was not accepted.
+        progress: Called with (texts done, texts to do) after each result.
 
     Returns:
         The digest of the labels. Facts: `total`, `parsed`, `salvaged` (included in `parsed`),
-        `num_new` (questions asked by this call), `num_reused` (documents that took the answer about
-        an equal text), and `resumed_from` (records that existed before).
+        `num_new` (questions asked by this call), `num_reused` (documents that took an earlier
+        answer, or the answer about an equal text), and of this call's replies their number,
+        `replies`, and their tokens, `tokens_in` and `tokens_out`.
 
     Raises:
-        LabelError: Labels of another scorer or rubric exist (E-LABEL-MIXED); a file is damaged
-            (E-LABEL-CORRUPT); the number of answers differs from the number of prompts
-            (E-LABEL-ORACLE).
+        LabelError: A file is damaged (E-LABEL-CORRUPT); the number of answers differs from the
+            number of questions (E-LABEL-ORACLE); the answers are of two models (E-LABEL-MIXED), or
+            cost more than the budget (E-LABEL-COST).
         NmoeError: Raised by the oracle or by `documents.text`.
     """
     run = _Labelling(documents, out_dir, oracle, progress)
-    if max_retries == 0 and (done := run.finished()) is not None and is_answered(out_dir):
-        return _result(*done, 0, 0, done[1].get("total", 0))
-    with output_lock(out_dir), AppendLog(run.scores) as log:
-        run.open_existing(log, replace)
-        resumed_from = run.marks.num_marked
-        num_reused = run.reuse(log)
-        num_new = 0
-        while pending := run.pending(max_retries):
-            num_asked, num_copied = run.append(log, pending)
-            num_new += num_asked
-            num_reused += num_copied
-        done = run.finished() or run.finish()
-        return _result(*done, num_new, num_reused, resumed_from)
+    done = run.finished()
+    if done is None or max_retries or not is_answered(out_dir):
+        with output_lock(out_dir):
+            if oracle.request_digest:
+                ledger = ledger or Ledger(out_dir / ANSWERS_NAME)
+                run.ask_all(ledger, max_retries)
+            done = run.finish()
+    digest, summary = done
+    counts = {key: summary.get(key, 0) for key in ("total", "parsed", "salvaged")}
+    return Result(digest, counts | run.facts())
 
 
 def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
@@ -124,8 +125,7 @@ def is_answered(directory: Path) -> bool:
 
 
 class _Labelling:
-    """The state of labelling one shard: its files, their inputs, and which documents have
-    records."""
+    """The state of labelling one directory."""
 
     def __init__(
         self, documents: Documents, out_dir: Path, oracle: Oracle, progress: Progress | None
@@ -133,202 +133,171 @@ class _Labelling:
         self.documents = documents
         self.oracle = oracle
         self.progress = progress
+        self.directory = out_dir
         self.scores = out_dir / SCORES_NAME
-        self.started = out_dir / STARTED_NAME
         self.summary = out_dir / SUMMARY_NAME
-        self.partial = out_dir / PARTIAL_NAME
-        self.marks = Marks(documents.rows)
-        self.given_up: set[str] = set()  # documents on which the server failed in this run
         self.fingerprints = label_fingerprints(documents, oracle)
         if documents.former_data is not None:
             former = self.fingerprints | {"data": documents.former_data}
-            if recorded(self.started) == former:
+            if recorded(self.summary) == former:
                 self.fingerprints = former
+        self.ledger: Ledger | None = None
+        self.spent = Spent()
+        self.num_asked = 0
+        self._num_texts = 0
+        # The texts, each once: the digest, and the first document with this text.
+        self._digests = bytearray()
+        self._first_rows = array("q")
+        self._text_of_row = array("q")  # -1: the text is empty
+        self._failed: dict[str, OracleResult] = {}  # by text: what the server failed on
+        self._error: NmoeError | None = None
 
     def finished(self) -> tuple[str, dict[str, Any]] | None:
         """The digest and the summary of the existing labels; None if these are not finished or not
         current."""
         if not is_current(self.summary, self.fingerprints) or not self.scores.is_file():
             return None
-        clear_left(self.scores.parent, PARTIAL_NAME)
+        clear_left(self.directory, PARTIAL_NAME)
         return checked_digest(self.scores), read_summary(self.summary)
 
-    def open_existing(self, log: AppendLog, replace: bool | str) -> None:
-        """Index the usable records of an existing file and cut off a torn tail; start over if the
-        records cannot be used."""
-        began = recorded(self.started)
-        foreign = None
-        is_free = True
-        for line in log.lines():
-            record = parse_record(line, log.path)
-            self.marks.add(record, line.offset, len(line.payload))
-            is_free &= scorer_of(record).scorer_model == HEURISTIC
-            if foreign is None and scorer_of(record) != self.oracle.scorer:
-                foreign = scorer_of(record)
-        if began == self.fingerprints and foreign is None:
-            log.cut()
-            return
-        if self.marks.num_records and not (is_free if replace == "free" else replace):
-            self._refuse_to_drop(began, foreign)
-        keep_answers(self.scores.parent, self.oracle)
-        self.summary.unlink(missing_ok=True)
-        self.partial.unlink(missing_ok=True)
-        self.marks.clear()
-        log.clear()
-        log.sync()
-        # Write this file last, so that records are never attributed to the inputs of another run.
-        write_json(self.started, {"fingerprints": self.fingerprints})
+    def facts(self) -> dict[str, int]:
+        num_texts = sum(number >= 0 for number in self._text_of_row)
+        return {
+            "num_new": self.num_asked,
+            "num_reused": max(0, num_texts - self.num_asked),
+            "replies": self.spent.replies,
+            "tokens_in": self.spent.tokens_in,
+            "tokens_out": self.spent.tokens_out,
+        }
 
-    def _refuse_to_drop(self, began: Fingerprints | None, foreign: Scorer | None) -> None:
-        """Raise LabelError if labels of another scorer, or of lines that other rules parsed, would
-        be dropped without an explicit request."""
-        then = began or {}
-        now = self.fingerprints
-        is_same_oracle = all(then.get(key) == now[key] for key in ("oracle", "rubric"))
-        if foreign is not None or not is_same_oracle:
-            what = "labels of another scorer or rubric exist here"
-            scorer = self.oracle.scorer
-            found = "/".join(foreign or scorer) if began else "labels of unknown origin"
-            expected = "/".join(scorer)
-        elif then.get("reader") != now.get("reader"):
-            what = "the lines of the existing labels were parsed by other rules"
-            found = then.get("reader", "the rule of an earlier version")
-            expected = now["reader"]
-        else:
-            return
-        raise LabelError(
-            what,
-            where=self.scores,
-            found=found,
-            expected=expected,
-            do="label into another directory; or drop these labels with --set oracle.replace=true "
-            "(in a configuration file, this key only drops heuristic labels)",
-            code="E-LABEL-MIXED",
-        )
+    def _read_texts(self) -> None:
+        """Number the distinct texts of the documents."""
+        numbers: dict[bytes, int] = {}
+        for row, (doc_id, _) in enumerate(self.documents.rows):
+            text = self.documents.text(doc_id).text
+            if not text.strip():
+                self._text_of_row.append(-1)
+                continue
+            digest = bytes.fromhex(sha256_of(text))
+            number = numbers.setdefault(digest, len(numbers))
+            self._text_of_row.append(number)
+            if number == len(self._first_rows):
+                self._digests += digest
+                self._first_rows.append(row)
+        self._num_texts = len(numbers)
 
-    def reuse(self, log: AppendLog) -> int:
-        """Append a record for each document whose text has an earlier answer; return the number of
-        records."""
-        marks = self.marks
-        rows = self.documents.rows
-        unasked = [row for row in rows if row[0] not in marks or marks.is_unanswered(row[0])]
-        directories = {self.scores.parent: None, **dict.fromkeys(self.documents.labelled)}
-        num_reused = 0
-        with KnownAnswers(directories if unasked else (), self.oracle) as known:
-            for doc_id, source in unasked if len(known) else ():
-                text, is_cut = self.documents.text(doc_id)
-                if (record := known.find(sha256_of(text), is_cut)) is not None:
-                    again = weighted_again(record, self.oracle.scale)
-                    self._append(log, again | {"doc_id": doc_id, "source": source})
-                    num_reused += 1
-        log.sync()
-        return num_reused
+    def _digest(self, number: int) -> str:
+        return self._digests[32 * number : 32 * number + 32].hex()
 
-    def pending(self, max_retries: int) -> list[Row]:
-        """The documents to ask about: first those without a record, then those on which the server
-        failed in an earlier run, then those whose answers were not accepted and that have retries
-        left."""
-        marks = self.marks
-        rows = [row for row in self.documents.rows if row[0] not in self.given_up]
-        new = [row for row in rows if row[0] not in marks]
-        if again := new or [row for row in rows if marks.is_unanswered(row[0])]:
-            return again
-        failed = (row for row in rows if not marks[row[0]].is_ok)
-        return [row for row in failed if marks.attempts(row[0]) <= max_retries]
+    def ask_all(self, ledger: Ledger, max_retries: int) -> None:
+        """Ask about each text without a final outcome, and keep the replies in the ledger."""
+        self.ledger = ledger
+        self._read_texts()
+        ledger.refresh()
+        if (error := self._other_raters(ledger)) is not None:
+            raise error
+        path = answers_file(ledger.directory, self.directory)
+        with closing(Writer(ledger, path)) as writer:
+            if (self.directory / STARTED_NAME).is_file():
+                writer.take_over(self.directory)
+            while pending := self._pending(ledger, max_retries):
+                self._ask(writer, ledger, pending)
 
-    def append(self, log: AppendLog, pending: list[Row]) -> tuple[int, int]:
-        """Ask the oracle once per text, and append one flushed record per document. Return the
-        number of questions, and the number of documents that took the answer about an equal
-        text."""
-        if pending[0][0] not in self.marks:
-            self.summary.unlink(missing_ok=True)
-        asked, copies, empty = self._by_text(pending)
-        meter = Meter(f"label {self.summary.parent.name}", len(pending))
-        answers = self._answers(asked, copies, empty)
-        for num_done, (row, shown, result) in enumerate(answers, 1):
-            self._settle(log, row, shown, result)
+    def _pending(self, ledger: Ledger, max_retries: int) -> list[tuple[int, int]]:
+        """The number and the attempt of each text to ask about: first texts without an answer, then
+        texts with retries left."""
+        new = []
+        again = []
+        for number in range(self._num_texts):
+            if (digest := self._digest(number)) in self._failed:
+                continue
+            outcome = ledger.outcome(self.oracle, digest)
+            if outcome.is_open(max_retries):
+                kind = new if outcome.result is None else again
+                kind.append((number, outcome.num_refused))
+        return new or again
+
+    def _ask(self, writer: Writer, ledger: Ledger, pending: list[tuple[int, int]]) -> None:
+        """Ask about each text once, and append every reply when it arrives."""
+        open_questions = set(range(len(pending)))
+        meter = Meter(f"label {self.directory.name}", len(pending))
+        num_parsed = 0
+
+        def keep(i: int, reply: Reply) -> None:
+            number, attempt = pending[i]
+            writer.append(self.oracle.request_digest, self._digest(number), attempt, reply)
+            self.spent.add(reply)
+            self._error = self._error or self._end_of(ledger)
+            if not serves(self.oracle, reply):
+                self._error = self._error or _other_rater(self.oracle, reply.served)
+
+        before = self._failures()
+        for i, result in self.oracle.label(self._questions(pending, before), keep):
+            if i not in open_questions:
+                raise self._wrong_count(f"an extra answer, to question {i}", len(pending))
+            open_questions.remove(i)
+            if has_failed(result):
+                digest = self._digest(pending[i][0])
+                self._failed[digest] = before.get(digest, result)
+            num_parsed += result.scores is not None
+            num_done = len(pending) - len(open_questions)
             if num_done % PARTIAL_EVERY == 0:
-                self._show_partial()
+                self._show_partial(num_done, num_parsed)
             if self.progress is not None:
                 self.progress(num_done, len(pending))
             meter.add()
-        log.sync()
-        return len(asked), len(pending) - len(asked) - len(empty)
+        if self._error is not None:
+            raise self._error
+        if open_questions:
+            found = f"{len(pending) - len(open_questions)} results"
+            raise self._wrong_count(found, len(pending))
 
-    def _by_text(self, pending: list[Row]) -> tuple[list[Row], dict[str, list[Row]], list[Row]]:
-        """Group documents by text. Returns the first document of each text, the other documents by
-        the id of the first, and the documents with an empty text. A document that is retried gets
-        its own question, even if another document has the same text."""
-        firsts: dict[tuple[bytes, int], str] = {}
-        asked: list[Row] = []
-        copies: dict[str, list[Row]] = {}
-        empty: list[Row] = []
-        for row in pending:
-            text = self.documents.text(row[0]).text
-            key = bytes.fromhex(sha256_of(text)), self.marks.num_refused(row[0])
-            first = firsts.setdefault(key, row[0])
-            if not text.strip():
-                empty.append(row)
-            elif first == row[0]:
-                asked.append(row)
-            else:
-                copies.setdefault(first, []).append(row)
-        return asked, copies, empty
-
-    def _answers(
-        self, asked: list[Row], copies: dict[str, list[Row]], empty: list[Row]
-    ) -> Iterator[tuple[Row, Shown, OracleResult]]:
-        """Yield each document with the text that the oracle read, and the result."""
-        for row in empty:
-            shown = _shown(self.documents.text(row[0]))
-            yield row, shown, OracleResult(None, "", EMPTY_TEXT, is_answer=False)
-        under_way: dict[int, Shown] = {}
-        num_results = 0
-        for i, result in self.oracle.label(self._questions(asked, under_way)):
-            if i not in under_way:
-                raise self._wrong_count(f"an extra answer, to question {i}", len(asked))
-            shown = under_way.pop(i)
-            yield asked[i], shown, result
-            num_results += 1
-            for row in copies.get(asked[i][0], ()):
-                is_cut = self.documents.text(row[0]).is_truncated
-                yield row, Shown(shown.snippet, shown.sha256, is_cut), result
-        if num_results != len(asked):
-            raise self._wrong_count(f"{num_results} results", len(asked))
-
-    def _settle(self, log: AppendLog, row: Row, shown: Shown, result: OracleResult) -> None:
-        """Append the record of a result. A server failure does not count as an attempt, and its
-        record does not replace another record."""
-        attempts = self.marks.attempts(row[0]) + 1
-        record = label_record(row, shown, result, self.oracle, attempts)
-        if is_server_failure(record):
-            self.given_up.add(row[0])
-            if row[0] in self.marks:
+    def _questions(
+        self, pending: list[tuple[int, int]], failed_before: Collection[str]
+    ) -> Iterator[Question]:
+        """Yield the questions. After an error there are no more questions, so that the oracle waits
+        for its open requests only."""
+        for number, attempt in pending:
+            if self._error is not None:
                 return
-            record["attempts"] = attempts - 1
-        self._append(log, record)
+            self.num_asked += 1
+            doc_id, _ = self.documents.rows[self._first_rows[number]]
+            text = self.documents.text(doc_id).text
+            yield Question(text, attempt, self._digest(number) in failed_before)
 
-    def _append(self, log: AppendLog, record: Record) -> None:
-        self.summary.unlink(missing_ok=True)  # the labels are no longer finished
-        line = _encode(record).encode("utf-8", "replace") + b"\n"
-        self.marks.add(record, log.append(line), len(line))
+    def _failures(self) -> dict[str, OracleResult]:
+        """The failures of the server in an earlier run, by text."""
+        if not self.scores.is_file() or not self.summary.is_file():
+            return {}
+        return {
+            record["text_sha256"]: OracleResult(
+                None, record["raw"], record["finish_reason"], is_answer=False
+            )
+            for record in read_records(self.scores)
+            if is_server_failure(record) and "text_sha256" in record
+        }
 
-    def _questions(self, asked: list[Row], under_way: dict[int, Shown]) -> Iterator[Question]:
-        marks = self.marks
-        for i, (doc_id, _) in enumerate(asked):
-            text = self.documents.text(doc_id)
-            under_way[i] = _shown(text)
-            yield Question(text.text, marks.num_refused(doc_id), marks.is_unanswered(doc_id))
+    def _end_of(self, ledger: Ledger) -> NmoeError | None:
+        """The error that ends this run after the replies in the ledger, if there is one."""
+        budget = ledger.budget
+        if budget is not None and (cost := budget.cost(ledger.spent)) > budget.max_cost:
+            return _too_expensive(self.oracle, cost, budget)
+        return self._other_raters(ledger)
 
-    def _show_partial(self) -> None:
+    def _other_raters(self, ledger: Ledger) -> NmoeError | None:
+        spent = ledger.spent.get(self.oracle.request_digest, Spent())
+        is_mixed = self.oracle.served == "one" and len(spent.served) > 1
+        return _mixed_raters(self.oracle, spent) if is_mixed else None
+
+    def _show_partial(self, num_seen: int, num_parsed: int) -> None:
         """Write the counts so far, for people who watch the progress. The file is not synced,
         because an fsync takes milliseconds."""
-        seen = self.marks.num_marked
-        parsed = self.marks.num_parsed
-        counts = {"total_seen": seen, "parsed": parsed, "parse_rate": parsed / seen}
-        tmp = self.partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
+        partial = self.directory / PARTIAL_NAME
+        rate = num_parsed / num_seen
+        counts = {"total_seen": num_seen, "parsed": num_parsed, "parse_rate": rate}
+        tmp = partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
         tmp.write_text(json.dumps(counts) + "\n")
-        os.replace(tmp, self.partial)
+        os.replace(tmp, partial)
 
     def _wrong_count(self, found: str, expected: int) -> LabelError:
         return LabelError(
@@ -340,18 +309,15 @@ class _Labelling:
         )
 
     def finish(self) -> tuple[str, dict[str, Any]]:
-        """Sort the records into the documents' order and write the summary; return the digest of
-        the records and the summary."""
-        rows = self.documents.rows
-        with open_file(self.scores) as written, atomic_file(self.scores) as file:
-            for mark in (self.marks[doc_id] for doc_id, _ in rows):
-                written.seek(mark.offset)
-                file.write(written.read(mark.size))
+        """Write the records and the summary; return the digest of the records and the summary."""
+        outcomes = []
+        with atomic_file(self.scores) as file:
+            for record in self._records():
+                file.write(_encode(record).encode("utf-8", "replace") + b"\n")
+                kept = ("source", "ok", "salvaged", "finish_reason")
+                outcomes.append({key: record[key] for key in kept})
+            self.summary.unlink(missing_ok=True)
         digest = sha256_file(self.scores)
-        outcomes = (
-            {"source": source, "ok": mark.is_ok, "salvaged": mark.is_salvaged}
-            for source, mark in ((source, self.marks[doc_id]) for doc_id, source in rows)
-        )
         summary: dict[str, Any] = {
             **coverage(outcomes),
             **self.oracle.scorer._asdict(),
@@ -363,8 +329,33 @@ class _Labelling:
             "fingerprints": self.fingerprints,
         }
         write_summary(self.summary, summary)
-        self.partial.unlink(missing_ok=True)
+        (self.directory / PARTIAL_NAME).unlink(missing_ok=True)
         return digest, summary
+
+    def _records(self) -> Iterator[Record]:
+        """Yield the record of each document, in order."""
+        meter = Meter(
+            f"label {self.directory.name}", 0 if self.ledger else len(self.documents.rows)
+        )
+        for number, row in enumerate(self.documents.rows):
+            text = self.documents.text(row[0])
+            result = OracleResult(None, "", EMPTY_TEXT, is_answer=False)
+            attempts = 1
+            if text.text.strip():
+                result, attempts = self._outcome(number, text.text)
+            yield label_record(row, _shown(text), result, attempts, self.oracle)
+            if meter is not None:
+                meter.add()
+
+    def _outcome(self, row: int, text: str) -> tuple[OracleResult, int]:
+        """The result for a text, and the number of its attempts."""
+        if self.ledger is None:
+            self.num_asked += 1
+            [(_, result)] = self.oracle.label([Question(text)])
+            return result, 1
+        digest = self._digest(self._text_of_row[row])
+        result, attempts, _ = self.ledger.outcome(self.oracle, digest)
+        return (self._failed[digest], 0) if result is None else (result, attempts)
 
 
 def _shown(text: Text) -> Shown:
@@ -372,9 +363,36 @@ def _shown(text: Text) -> Shown:
     return Shown(snippet, sha256_of(text.text), text.is_truncated)
 
 
-def _result(
-    digest: str, summary: dict[str, Any], num_new: int, num_reused: int, resumed_from: int
-) -> Result:
-    counts = {key: summary.get(key, 0) for key in ("total", "parsed", "salvaged")}
-    done = {"num_new": num_new, "num_reused": num_reused, "resumed_from": resumed_from}
-    return Result(digest, counts | done)
+def _mixed_raters(oracle: Oracle, spent: Spent) -> LabelError:
+    named = [f"{name!r} ({count} answers)" for name, count in spent.served.most_common()]
+    return LabelError(
+        "the answers are of two models: the server changed what it runs",
+        where=oracle.scorer.scorer_model,
+        found=" and ".join(named),
+        expected="one model and one fingerprint",
+        do="set [oracle.http] served to one of these names, and texts with other answers are asked "
+        'again; or set served = "any" to use all answers',
+        code="E-LABEL-MIXED",
+    )
+
+
+def _other_rater(oracle: Oracle, served: str) -> LabelError:
+    return LabelError(
+        "the server runs another model than [oracle.http] served",
+        where=oracle.scorer.scorer_model,
+        found=served,
+        expected=oracle.served,
+        do="ask a server that runs it, or change served",
+        code="E-LABEL-MIXED",
+    )
+
+
+def _too_expensive(oracle: Oracle, cost: float, budget: Budget) -> LabelError:
+    return LabelError(
+        "the answers cost as much as allowed",
+        where=oracle.scorer.scorer_model,
+        found=f"{cost:,.2f} for all answers of this oracle so far",
+        expected=f"at most {budget.max_cost:,.2f}",
+        do="raise [oracle.http] max_cost; the answers so far are stored",
+        code="E-LABEL-COST",
+    )

@@ -21,6 +21,7 @@ from nmoe_core.base.fingerprint import Fingerprints, is_current, sha256_file, sh
 from nmoe_core.base.fingerprint import read_summary as read_sealed_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
+from nmoe_core.labels.answers import STARTED_NAME, SUMMARY_NAME, answers_file
 from nmoe_core.labels.corrections import all_corrected, corrections_digest, read_corrections
 from nmoe_core.labels.oracle import (
     SCORES_NAME,
@@ -38,9 +39,7 @@ from nmoe_core.labels.scores import QUALITY, Scale, parse_scores
 from nmoe_core.labels.slices import LABEL_SHARDS, NUM_LABEL_SHARDS, data_digest, former_data_digest
 
 MERGE_CODE = "merge-labels/2"
-SUMMARY_NAME = "summary.json"
 PARTIAL_NAME = "summary.partial.json"
-STARTED_NAME = "started.json"
 FORMAT = "nmoe-labels/1"
 MIN_PARSE_RATE = 0.5
 
@@ -241,8 +240,9 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
 class ShardStatus:
     """The status of one label shard; counts are None if they are not known yet.
 
-    DONE: the summary exists. RUNNING: a process holds the shard's lock. PENDING: all other shards;
-    after a kill, `labelled` counts the documents that have records.
+    DONE: the summary exists. RUNNING: a process holds the shard's lock. PENDING: all other shards.
+    `labelled` counts the documents with a label; before the shard is finished, the oracle's
+    replies.
     """
 
     split: str
@@ -263,12 +263,15 @@ def label_status(tree: Tree) -> list[ShardStatus]:
 def _status(tree: Tree, split: str, i: int) -> ShardStatus:
     shard = tree.label_shard(split, i)
     documents = _num_lines(tree.slice(split, i))
-    labelled = _num_lines(shard / SCORES_NAME) or 0
     if not (shard / SUMMARY_NAME).is_file():
+        num_replies = _num_lines(answers_file(tree.answers, shard)) or 0
+        labelled = min(num_replies, documents or 0)
         state = "RUNNING" if _is_locked(shard / LOCK_NAME) else "PENDING"
         return ShardStatus(split, i, state, documents, labelled)
     value = read_summary(shard / SUMMARY_NAME)
     scorer = f"{value.get('scorer_model')}/{value.get('scorer_version')}"
+    labelled = _num_lines(shard / SCORES_NAME) or 0
+    documents = value.get("total", documents)
     counts = value.get("parsed"), value.get("salvaged")
     return ShardStatus(split, i, "DONE", documents, labelled, *counts, scorer)
 

@@ -10,8 +10,8 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -86,7 +86,7 @@ class OracleResult:
     `finish_reason` is a short string of the oracle that says how the answer ended. `is_salvaged`:
     the scores were extracted from an answer with other text. `is_truncated`: the oracle read only
     the beginning of the text. `is_answer` is false if there is no answer because the server failed
-    or refused.
+    or refused the document.
     """
 
     scores: dict[str, int] | None
@@ -98,33 +98,83 @@ class OracleResult:
     is_answer: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply to a question, as it was received. A result is computed from it (`Oracle.read`).
+
+    Attributes:
+        body: The text of the reply.
+        status: The HTTP status; 200 for a model on this machine.
+        sent: Settings of the request, and the URL.
+        served: What the server says that it runs: model and fingerprint.
+        max_new: Maximum tokens of the answer; None if `Oracle.request_digest` covers the limit.
+        tokens_in, tokens_out: Tokens of prompt and answer, if the reply has them.
+    """
+
+    body: str
+    status: int = 200
+    sent: dict[str, Any] = field(default_factory=dict)
+    served: str = ""
+    max_new: int | None = None
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+
+Keep = Callable[[int, Reply], None]
+"""Stores a reply to the question with this index. Called when the reply arrives."""
+
+
 class Oracle(Protocol):
     """A scorer of documents.
 
-    If the answer to a text could change, `fingerprint` changes. `facts` (JSON values) list what the
-    answers depend on, for people. `scale` is the scale of the rubric.
+    Attributes:
+        fingerprint: Changes if the label of a text could change.
+        request_digest: Changes if the reply to a text could change; empty if the oracle computes
+            its results at no cost, so its replies are not stored. Unlike `fingerprint`, it does not
+            cover how replies are parsed, or the maximum length of an answer.
+        max_new: Maximum tokens of an answer; None if `request_digest` covers the limit.
+        served: Which answers count, by what the server says that it runs: `one` (all must be of one
+            model), `any`, or a name.
+        facts: What labels depend on, as JSON values, for people.
+        scale: The scale of the rubric.
     """
 
     scorer: Scorer
     scale: Scale
     fingerprint: str
+    request_digest: str
+    max_new: int | None
+    served: str
     facts: dict[str, Any]
 
-    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+    def label(
+        self, questions: Iterable[Question], keep: Keep | None = None
+    ) -> Iterator[tuple[int, OracleResult]]:
         """Yield (index of the question, its result) once per question, in any order.
 
-        The oracle reads more questions from the iterable when it can process them.
+        The oracle reads more questions from the iterable when it can process them. `keep` gets
+        every reply as soon as it arrives, also replies that lead to another request.
         """
+        ...
+
+    def read(self, reply: Reply) -> OracleResult | None:
+        """The result of a stored reply; None if the reply says nothing about the text, because the
+        server failed or another model answered."""
         ...
 
 
 class MeasuredOracle:
-    """An oracle whose version is a digest of its model and facts; subclasses add `label`."""
+    """An oracle whose version is a digest of its model and facts; subclasses add `label` and
+    `read`."""
 
     def __init__(self, model: str, facts: dict[str, Any], scale: Scale) -> None:
         self.facts = facts
         self.scale = scale
         self.fingerprint = sha256_json([model, facts])
+        asked = {key: value for key, value in facts.items() if key != "salvage"}
+        self.request_digest = sha256_json([model, asked])[:16]
+        self.max_new: int | None = None
+        self.served = "any"
         self.scorer = Scorer(model, self.fingerprint[:16], facts["rubric"])
 
 
@@ -140,12 +190,9 @@ class Shown(NamedTuple):
 
 
 def label_record(
-    row: tuple[str, str], shown: Shown, result: OracleResult, oracle: Oracle, attempts: int
+    row: tuple[str, str], shown: Shown, result: OracleResult, attempts: int, oracle: Oracle
 ) -> Record:
-    """The record of the answer to question number `attempts` about a document.
-
-    `row` is the document's id and source.
-    """
+    """The record of a document's result after `attempts` questions; `row` is its id and source."""
     if result.scores is None:
         answer: Record = {"raw": result.raw, "answered": result.is_answer}
     else:
@@ -164,14 +211,6 @@ def label_record(
         "truncated": shown.is_cut or result.is_truncated,
         "text_sha256": shown.sha256,
     }
-
-
-def weighted_again(record: Record, scale: Scale) -> Record:
-    """An earlier record by the same rubric, with its aggregate computed again from the current
-    weights."""
-    if not record["ok"]:
-        return record
-    return {k: v for k, v in record.items() if k != "scale"} | scale.label(record["scores"])
 
 
 def scorer_of(record: Record) -> Scorer:
@@ -205,6 +244,11 @@ def is_server_failure(record: Record) -> bool:
     """Whether a label failed because of the server, not because of the document."""
     reason = str(record.get("finish_reason"))
     return not is_answered(record) and _SERVER_FAILED.fullmatch(reason) is not None
+
+
+def has_failed(result: OracleResult) -> bool:
+    """Whether there is no answer because the server failed."""
+    return not result.is_answer and _SERVER_FAILED.fullmatch(result.finish_reason) is not None
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -189,6 +189,11 @@ def _result(summary: Path, changed: bool) -> Result:
     return Result(sha256_file(summary), {**counts, "changed": changed})
 
 
+def slice_counts(summary: Path) -> dict[str, int]:
+    """Number of documents by split, from the summary of a source's slices or of all slices."""
+    return _read_summary(summary)["counts"]
+
+
 def _read_summary(path: Path) -> dict[str, Any]:
     """Read a summary of slices; summaries of earlier versions have no hash and are not checked."""
     if not path.is_file():

@@ -83,6 +83,7 @@ class InputFile:
 
 def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
     """A job that labels the documents of a file and writes the labels to `out`."""
+    from nmoe_core.labels.answers import ANSWERS_NAME
     from nmoe_core.labels.documents import JsonlTexts, jsonl_documents, shard_documents
     from nmoe_core.labels.jobs import LabelJob
 
@@ -94,7 +95,7 @@ def label_job(run: Run, file: InputFile, out: Path) -> "LabelJob":
         documents = jsonl_documents(texts, tokenizer, most)
     else:
         documents = shard_documents(file.path, run.tree.data, tokenizer, most)
-    return LabelJob(str(out), documents, out, table.relabel)
+    return LabelJob(str(out), documents, out, out / ANSWERS_NAME, table.relabel)
 
 
 def label_file(run: Run, file: InputFile, out: Path) -> Result:

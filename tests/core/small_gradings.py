@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from loader.files.format import Manifest, load_manifest
 from nmoe_core.base.atomic import write_json
 from nmoe_core.config.tree import Tree
 from nmoe_core.engine import Transformer
-from nmoe_core.labels.oracle import OracleResult, Question, Scorer
+from nmoe_core.labels.oracle import Keep, OracleResult, Question, Reply, Scorer, has_failed
 from nmoe_core.labels.scores import QUALITY, Scale
 from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.quality.calibration.calibrate import calibrate
@@ -108,6 +108,8 @@ class FakeOracle:
     scale: Scale = QUALITY
     fails_on: Callable[[str], bool] = lambda text: False
     change: Callable[[Results], Results] = lambda results: results
+    max_new: int | None = None
+    served: str = "any"
     asked: list[str] = field(default_factory=list)
     attempts: list[int] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=lambda: {"backend": "fake"})
@@ -120,8 +122,20 @@ class FakeOracle:
     def fingerprint(self) -> str:
         return self.scorer.name
 
-    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        return iter(self.change(self._results(questions)))
+    @property
+    def request_digest(self) -> str:
+        return f"{self.fingerprint}/{self.rubric_hash}"
+
+    def label(
+        self, questions: Iterable[Question], keep: Keep | None = None
+    ) -> Iterator[tuple[int, OracleResult]]:
+        for i, result in self.change(self._results(questions)):
+            if keep is not None and not has_failed(result):
+                keep(i, Reply(json.dumps(asdict(result))))
+            yield i, result
+
+    def read(self, reply: Reply) -> OracleResult:
+        return OracleResult(**json.loads(reply.body))
 
     def _results(self, questions: Iterable[Question]) -> Results:
         for i, question in enumerate(questions):

@@ -29,12 +29,12 @@ _BY_WRITER = {
         "nmoe_core.labels.slices:write_source_slices",
     ),
     "hydra oracle-label": (
+        "nmoe_core.labels.answers:Writer._append",
+        "nmoe_core.labels.answers:Writer.close",
+        "nmoe_core.labels.answers:Writer.take_over",
         "nmoe_core.labels.label_files:write_summary",
-        "nmoe_core.labels.reuse:keep_answers",
-        "nmoe_core.labels.label:_Labelling._append",
-        "nmoe_core.labels.label:_Labelling.append",
+        "nmoe_core.labels.label:_Labelling._show_partial",
         "nmoe_core.labels.label:_Labelling.finish",
-        "nmoe_core.labels.label:_Labelling.open_existing",
         "nmoe_core.labels.label:label_shard",
     ),
     "hydra merge-labels": (

@@ -68,7 +68,6 @@ workers = {workers}
 [oracle]
 kind = "heuristic"
 max_doc_tokens = 512     # only the first tokens of a document are scored, also by the student
-replace = true           # label again if the heuristic changes: its labels cost nothing
 
 # The grader scores all documents. The student learns the oracle's scores from n-grams, on CPUs.
 # "auto" also trains probe and judge over the backbone, and uses the grader that is better on val.

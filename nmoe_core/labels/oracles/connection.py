@@ -5,6 +5,7 @@ cookies, decompresses no bodies, and reads neither proxies nor logins from the e
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,7 +25,10 @@ class Response(NamedTuple):
 
 
 class CannotConnectError(OSError):
-    """No connection to the server could be made."""
+    """No connection to the server could be made. `is_permanent`: because its certificate is not
+    accepted, or its name does not exist."""
+
+    is_permanent = False
 
 
 class ReplyTooLargeError(OSError):
@@ -82,7 +86,7 @@ class Connection:
                         "POST", self._url, headers=self._headers, content=body
                     )
                 except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                    raise CannotConnectError(*error.args) from error
+                    raise _cannot_connect(error) from error
                 except _ERRORS as error:
                     if is_new or network.num_received:
                         raise ConnectionError(*error.args) from error
@@ -98,6 +102,16 @@ class Connection:
         if self._open is not None:
             await self._open.aclose()
             self._open = None
+
+
+def _cannot_connect(error: BaseException) -> CannotConnectError:
+    found = CannotConnectError(*error.args)
+    cause: BaseException | None = error
+    while cause is not None:
+        is_unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
+        found.is_permanent |= is_unknown or isinstance(cause, ssl.SSLCertVerificationError)
+        cause = cause.__cause__ or cause.__context__
+    return found
 
 
 class _Network(httpcore.AsyncNetworkBackend):

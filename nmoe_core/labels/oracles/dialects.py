@@ -47,6 +47,18 @@ def response_format(scale: Scale) -> orjson.Fragment:
     return orjson.Fragment(orjson.dumps({"type": "json_schema", "json_schema": named}))
 
 
+def usage_of(value: dict[str, Any]) -> tuple[int, int]:
+    """Tokens of prompt and answer in a reply; 0 if the server does not count them."""
+    usage = value.get("usage")
+    named = usage if isinstance(usage, dict) else {}
+    tokens_in, tokens_out = (named.get(key) for key in ("prompt_tokens", "completion_tokens"))
+    return _count(tokens_in), _count(tokens_out)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 < value < 2**31 else 0
+
+
 class Dialect:
     """Builds requests to `path` below a server's base URL, and reads the replies.
 
@@ -62,6 +74,14 @@ class Dialect:
         self._fixed: dict[str, Any] = {}
         extra = table.extra_body
         self.facts: dict[str, Any] = {"extra_body": extra} if extra else {}
+        limit = extra.get("max_completion_tokens", table.max_new)
+        self.max_new: int | None = limit if isinstance(limit, int) else None
+
+    def asked(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """The facts on which a reply depends: neither the parser, nor the limit of its length."""
+        asked = {key: facts[key] for key in facts if key not in ("salvage", "max_new", "served")}
+        extra = {k: v for k, v in self._table.extra_body.items() if k != "max_completion_tokens"}
+        return asked | {"extra_body": extra, "api": self._table.api}
 
     def payload(self, question: Question) -> bytes:
         """The request's body."""
@@ -77,30 +97,35 @@ class Dialect:
         extra = self._table.extra_body
         if "max_completion_tokens" in extra:  # servers refuse both keys together
             del settings["max_tokens"]
-        return orjson.dumps(settings | self._fixed | extra | prompt)
+        fields = settings | self._fixed | extra
+        for name in self._table.omit:
+            fields.pop(name, None)
+        return orjson.dumps(fields | prompt)
 
     def read_reply(self, value: dict[str, Any]) -> OracleResult:
         """Read the result from a reply's JSON object; scores are read only from the final answer.
 
-        Finish reasons of a failure: `not_a_completion`, `empty_content`, `reasoning_only`,
-        `parse_failed`, or the server's own finish reason if it is not `stop` (`length`,
-        `content_filter`).
+        Finish reasons of a failure: `not_a_completion`, `empty_content`, `refusal`,
+        `reasoning_only`, `parse_failed`, or the server's own finish reason if it is not `stop`
+        (`length`, `content_filter`).
         """
         try:
             choice = value["choices"][0]
             reason = choice.get("finish_reason")
             content, thoughts, is_bare = self._answer(choice)
+            refusal = (choice.get("message") or {}).get("refusal")
         except (KeyError, IndexError, TypeError, AttributeError):
             return OracleResult(None, json.dumps(value), "not_a_completion")
-        usage = value.get("usage")
-        num_new = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        num_new = num_new if isinstance(num_new, int) else None
+        num_new = usage_of(value)[1] or None
         if isinstance(content, str) and content.strip():
             scores, is_salvaged = read_scores(content, self._extract_embedded, self._scale)
             if scores is not None:
                 is_salvaged |= is_bare
                 return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
             failed = "parse_failed"
+        elif isinstance(refusal, str) and refusal:
+            failed = "refusal"
+            content = refusal
         else:
             failed = "reasoning_only" if thoughts else "empty_content"
             content = thoughts if isinstance(thoughts, str) else ""
@@ -135,7 +160,13 @@ class ChatDialect(Dialect):
     def _answer(self, choice: Any) -> tuple[Any, Any, bool]:
         message = choice["message"]
         thoughts = message.get("reasoning_content") or message.get("reasoning")
-        return message.get("content"), thoughts, False
+        content = message.get("content")
+        if isinstance(content, list):  # some servers send the text in parts
+            content = "".join(part["text"] for part in content if part.get("type") == "text")
+        if isinstance(content, str):
+            written, content = without_thoughts(content)
+            thoughts = thoughts or written
+        return content, thoughts, False
 
 
 class CompletionsDialect(Dialect):
@@ -172,6 +203,16 @@ class CompletionsDialect(Dialect):
         if final is None and self._extract_embedded and "final" in text:
             return text.rpartition("final")[2], text, True
         return final, text, False
+
+
+def without_thoughts(text: str) -> tuple[str, str]:
+    """The reasoning that a model wrote before its answer, as `<think>...</think>`, and the answer.
+    The opening tag may be missing, because some templates write it into the prompt."""
+    thoughts, mark, answer = text.partition("</think>")
+    is_opened = thoughts.lstrip().startswith("<think>")
+    if mark and (is_opened or "<think>" not in thoughts):
+        return thoughts, answer
+    return (text, "") if is_opened else ("", text)
 
 
 DIALECTS = {"chat": ChatDialect, "completions": CompletionsDialect}

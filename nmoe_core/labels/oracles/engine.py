@@ -9,6 +9,7 @@ checkpoint's digest.
 from __future__ import annotations
 
 import functools
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,14 @@ from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
+from nmoe_core.labels.oracle import (
+    RETRY_TEMPERATURE,
+    Keep,
+    MeasuredOracle,
+    OracleResult,
+    Question,
+    Reply,
+)
 from nmoe_core.labels.oracles.harmony import (
     OPEN_FINAL,
     PROMPT_VERSION,
@@ -119,7 +127,9 @@ class EngineOracle(MeasuredOracle):
         }
         super().__init__(model_name(config), facts, Scale.of(rubric))
 
-    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
+    def label(
+        self, questions: Iterable[Question], keep: Keep | None = None
+    ) -> Iterator[tuple[int, OracleResult]]:
         """Yield results as answers end; reads more questions as slots become free."""
         weights = self._checkpoint, self.facts["weights"]
         generator = load_generator(*weights, self._table)  # pyright: ignore[reportArgumentType]
@@ -137,14 +147,18 @@ class EngineOracle(MeasuredOracle):
                     running[seq_id] = _Answer(*item, is_truncated, final_from)
                 if not running:
                     return
-                yield from self._step(generator, running)
+                for i, reply in self._step(generator, running):
+                    if keep is not None:
+                        keep(i, reply)
+                    yield i, self._result(reply)
         finally:
             for seq_id in running:
                 generator.cancel(seq_id)
 
     def _step(
         self, generator: BatchedGenerator, running: dict[int, _Answer]
-    ) -> Iterator[tuple[int, OracleResult]]:
+    ) -> Iterator[tuple[int, Reply]]:
+        """Compute one token of each running answer; yield the replies that end with it."""
         from nmoe_core.engine import Sampling
         from nmoe_core.engine.generation.sampling import sample
 
@@ -163,13 +177,30 @@ class EngineOracle(MeasuredOracle):
             generator.update(seq_id, token, finished=is_last)
             if is_last:
                 del running[seq_id]
-                has_stopped = token in STOP_IDS
-                is_opened = self._table.reasoning == "none"
-                tokens = answer.tokens[:-1] if has_stopped else answer.tokens
-                result = read_answer(
-                    tokens, has_stopped, is_opened, self._extract_embedded, self.scale
-                )
-                yield answer.index, replace(result, is_truncated=answer.is_truncated)
+                yield answer.index, self._reply(answer)
+
+    def _reply(self, answer: _Answer) -> Reply:
+        question = answer.question
+        said = {"tokens": answer.tokens, "is_truncated": answer.is_truncated}
+        temperature = RETRY_TEMPERATURE if question.is_drawn else 0
+        sent = {"temperature": temperature, "seed": question.seed()}
+        return Reply(json.dumps(said), sent=sent, tokens_out=len(answer.tokens))
+
+    def read(self, reply: Reply) -> OracleResult | None:
+        return self._result(reply)
+
+    def _result(self, reply: Reply) -> OracleResult:
+        said = json.loads(reply.body)
+        tokens = said["tokens"]
+        has_stopped = bool(tokens) and tokens[-1] in STOP_IDS
+        result = read_answer(
+            tokens[:-1] if has_stopped else tokens,
+            has_stopped,
+            self._table.reasoning == "none",
+            self._extract_embedded,
+            self.scale,
+        )
+        return replace(result, is_truncated=said["is_truncated"])
 
 
 def model_name(config: ModelConfig) -> str:

@@ -16,8 +16,10 @@ from nmoe_core.labels.oracle import (
     EMPTY_TEXT,
     UNSUPPORTED_LANGUAGE,
     UNSUPPORTED_SCRIPT,
+    Keep,
     OracleResult,
     Question,
+    Reply,
     Scorer,
 )
 from nmoe_core.labels.oracles import text_statistics
@@ -103,14 +105,22 @@ class HeuristicOracle:
         # There are no weights and no prompt: answers depend only on the version and the numbers
         # above.
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
+        self.request_digest = ""
+        self.max_new: int | None = None
+        self.served = "any"
 
-    def label(self, questions: Iterable[Question]) -> Iterator[tuple[int, OracleResult]]:
-        """Yield one result per text. Blank texts, texts mostly in other scripts than Latin, and
-        texts in other languages than English get no scores."""
+    def label(
+        self, questions: Iterable[Question], keep: Keep | None = None
+    ) -> Iterator[tuple[int, OracleResult]]:
+        """Yield one result per text; there are no replies to keep. Blank texts, texts mostly in
+        other scripts than Latin, and texts in other languages than English get no scores."""
         for i, question in enumerate(questions):
             reason = refusal(question.text)
             scores = None if reason else grade(text_statistics.measure(question.text))
             yield i, OracleResult(scores, "", reason or "scored")
+
+    def read(self, reply: Reply) -> OracleResult | None:
+        raise NotImplementedError("this oracle gives no replies")
 
 
 def refusal(text: str) -> str | None:

@@ -11,21 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import math
 import random
 import re
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError, LabelError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.redact import Redactor
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.oracle import RETRY_TEMPERATURE, MeasuredOracle, OracleResult, Question
-from nmoe_core.labels.oracles.dialects import DIALECTS
+from nmoe_core.labels.oracle import (
+    RETRY_TEMPERATURE,
+    Keep,
+    MeasuredOracle,
+    OracleResult,
+    Question,
+    Reply,
+)
+from nmoe_core.labels.oracles.dialects import DIALECTS, usage_of
 from nmoe_core.labels.oracles.harmony import PROMPT_VERSION
-from nmoe_core.labels.oracles.replies import Flow, Reply, backoff_s, down, post
+from nmoe_core.labels.oracles.replies import Flow, ServerReply, backoff_s, classify, down, post
 from nmoe_core.labels.scores import Scale
 
 if TYPE_CHECKING:
@@ -36,6 +46,9 @@ if TYPE_CHECKING:
 # server's.
 MAX_FAILED_IN_A_ROW = 16
 RAW_CHARS = 16_000
+# Fields of a request that the ledger leaves out: the document, and long values that
+# `Oracle.request_digest` covers.
+_NOT_KEPT = {"messages", "prompt", "response_format", "stop_token_ids"}
 REASON_CHARS = 64
 Result = tuple[int, OracleResult]
 # The result for a text; and, if the server failed on the text, the error to raise if it answers no
@@ -56,10 +69,12 @@ class HttpOracle(MeasuredOracle):
         self._table = table
         self._dialect = DIALECTS[table.api](table, rubric, extract_embedded)
         self._clean = Redactor(api_key).clean
-        self._headers = {"Content-Type": "application/json"}
+        self._headers = {"Content-Type": "application/json", **table.headers}
         if api_key:
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        self._url = f"{table.base_url.rstrip('/')}/{self._dialect.path}"
+            prefix = "Bearer " if table.api_key_header == "Authorization" else ""
+            self._headers[table.api_key_header] = f"{prefix}{api_key}"
+        base, mark, query = table.base_url.partition("?")
+        self._url = f"{base.rstrip('/')}/{self._dialect.path}{mark}{query}"
         self._rng = random.Random()
         facts: dict[str, Any] = {
             "backend": "http",
@@ -73,10 +88,16 @@ class HttpOracle(MeasuredOracle):
             **self._dialect.facts,
             # The earlier name of the key: facts are hashed into the version of the scorer.
             **({"salvage": True} if extract_embedded else {}),
+            # Without the key, the version is that of earlier releases.
+            **({} if table.served in ("one", "any") else {"served": table.served}),
+            **({"omit": sorted(table.omit)} if table.omit else {}),
         }
         super().__init__(table.model, facts, Scale.of(rubric))
+        self.served = table.served
+        self.max_new = self._dialect.max_new
+        self.request_digest = sha256_json([table.model, self._dialect.asked(facts)])[:16]
 
-    def label(self, questions: Iterable[Question]) -> Iterator[Result]:
+    def label(self, questions: Iterable[Question], keep: Keep | None = None) -> Iterator[Result]:
         """Yield results as they arrive. The oracle's own event loop runs while it waits for the
         next results.
 
@@ -85,7 +106,7 @@ class HttpOracle(MeasuredOracle):
         """
         table = self._table
         flow = Flow(table.concurrency, table.max_outage_s, self._rng)
-        ask = functools.partial(self._ask, flow)
+        ask = functools.partial(self._ask, flow, keep)
         requests = _Requests(ask, flow, self._connections(), enumerate(questions))
         loop = asyncio.new_event_loop()
         try:
@@ -110,10 +131,12 @@ class HttpOracle(MeasuredOracle):
             Connection(self._url, self._headers, *limits, tls) for _ in range(table.concurrency)
         ]
 
-    async def _ask(self, flow: Flow, connection: Connection, question: Question) -> Outcome:
-        """The outcome for one text, after all allowed tries."""
+    async def _ask(
+        self, flow: Flow, keep: Keep | None, connection: Connection, i: int, question: Question
+    ) -> Outcome:
+        """The outcome for question number `i`, after all allowed tries."""
         table = self._table
-        body = self._dialect.payload(question)
+        body = self.request(question)
         tries = 0
         seen = math.inf, 0
         while True:
@@ -122,13 +145,19 @@ class HttpOracle(MeasuredOracle):
                 reply = await post(connection, body)
             finally:
                 flow.leave()
-            if reply.kind in ("answer", "document"):
+            if reply.status and keep is not None:
+                keep(i, self._received(reply, body))
+            if reply.kind == "answer":
                 flow.answered()
+                self._check_model(reply.value)
                 return self._result(reply), None
+            if reply.kind == "document" or reply.status == 403:
+                # If the server never answers, it does not refuse the document, but the request.
+                flow.answered(is_answer=False)
+                fault = None if flow.num_answered and reply.status != 403 else self._refused(reply)
+                return self._result(reply), fault
             if reply.kind == "refused":
-                if reply.status != 403:
-                    raise self._refused(reply)
-                return self._result(reply), self._refused(reply)
+                raise self._refused(reply)
             if flow.is_closed:
                 raise asyncio.CancelledError
             is_over = False
@@ -152,18 +181,57 @@ class HttpOracle(MeasuredOracle):
             if reply.kind == "failure":
                 await asyncio.sleep(backoff_s(tries, self._rng))
 
-    def _result(self, reply: Reply) -> OracleResult:
+    def _received(self, reply: ServerReply, body: bytes) -> Reply:
+        """The reply as the ledger keeps it; `body` is the request's."""
+        sent = {key: value for key, value in json.loads(body).items() if key not in _NOT_KEPT}
+        tokens_in, tokens_out = usage_of(reply.value)
+        return Reply(
+            self._clean(reply.text, self._table.max_reply_bytes),
+            reply.status,
+            {"url": self._url.partition("?")[0], **sent},
+            self._served(reply.value),
+            self.max_new,
+            tokens_in,
+            tokens_out,
+        )
+
+    def _served(self, value: dict[str, Any]) -> str:
+        """What the server says that it runs: model and fingerprint. Accepted names of the model
+        count as its name; another model's answers do not count at all."""
+        named = value.get("model")
+        if not self._is_of_model(named):
+            return ""
+        if named in self._table.accept_model:
+            named = self._table.model
+        parts = [part for part in (named, value.get("system_fingerprint")) if part]
+        return self._clean(" ".join(map(str, parts)), 200)
+
+    def request(self, question: Question) -> bytes:
+        """The body of the request for a question."""
+        return self._dialect.payload(question)
+
+    def received(self, status: int, body: str, max_new: int | None) -> Reply:
+        """A reply that did not come over this connection."""
+        reply = self._received(classify(status, body), b"{}")
+        return replace(reply, max_new=max_new)
+
+    def read(self, reply: Reply) -> OracleResult | None:
+        found = classify(reply.status, reply.body)
+        is_answer = found.kind == "answer" and self._is_of_model(found.value.get("model"))
+        is_about_document = found.kind == "document" or found.status == 403
+        return self._result(found) if is_answer or is_about_document else None
+
+    def _result(self, reply: ServerReply) -> OracleResult:
         if reply.kind != "answer":
             reason = reply.reason if reply.status or reply.kind == "failure" else "connection_lost"
             raw = self._clean(reply.text, RAW_CHARS)
             return OracleResult(None, raw, reason, is_answer=False)
-        self._check_model(reply.value)
         result = self._dialect.read_reply(reply.value)
         raw = self._clean(result.raw, RAW_CHARS)
         reason = self._clean(result.finish_reason, REASON_CHARS)
         return replace(result, raw=raw, finish_reason=reason)
 
-    def _down(self, flow: Flow, reply: Reply, expected: str) -> LabelError:
+    def _down(self, flow: Flow, reply: ServerReply, expected: str) -> LabelError:
         found = reply.reason
         if reply.text:
             found += f": {self._clean(reply.text, 200)!r}"
@@ -174,33 +242,42 @@ class HttpOracle(MeasuredOracle):
         return down(self._url, found, expected, do)
 
     def _check_model(self, value: dict[str, Any]) -> None:
-        named = value.get("model")
-        asked = self._table.model
-        # A dated snapshot of the requested model counts as that model.
-        if named in (None, asked, *self._table.accept_model) or re.fullmatch(
-            re.escape(asked) + r"-\d{4}-?\d{2}-?\d{2}", str(named)
-        ):
+        if self._is_of_model(value.get("model")):
             return
         raise LabelError(
             "another model answered",
             where=self._url,
-            found=self._clean(str(named), 200),
-            expected=asked,
+            found=self._clean(str(value.get("model")), 200),
+            expected=self._table.model,
             do="set model to the name that the server returns; if both names mean the same model, "
             "list the server's name in [oracle.http] accept_model",
             code="E-LABEL-MIXED",
         )
 
-    def _refused(self, reply: Reply) -> LabelError:
+    def _is_of_model(self, named: object) -> bool:
+        """Whether a name is the requested model's; a dated snapshot counts as that model."""
+        asked = self._table.model
+        snapshot = re.escape(asked) + r"-\d{4}-?\d{2}-?\d{2}"
+        is_asked = named in (None, asked, *self._table.accept_model)
+        return is_asked or re.fullmatch(snapshot, str(named)) is not None
+
+    def _refused(self, reply: ServerReply) -> LabelError:
         do = "check base_url, the model's name and the key's environment variable"
+        if "CERTIFICATE" in reply.reason:
+            do = "name the file of the server's certificates in the variable SSL_CERT_FILE"
+        if reply.status == 429:
+            do = "the account has no credit left: add credit, and run again"
         if reply.status in (404, 405):
             other = "completions" if self._table.api == "chat" else "chat"
             do += f'; if the server only supports the other form of the API, set api = "{other}"'
+        found = reply.reason
+        if reply.text:
+            found += f": {self._clean(reply.text, 200)!r}"
         return LabelError(
-            "the oracle's server refuses",
+            "the oracle's server refuses" if reply.status else "the oracle's server is not there",
             where=self._url,
-            found=f"{reply.reason}: {self._clean(reply.text, 200)!r}",
-            expected="200",
+            found=found,
+            expected="200" if reply.status else "a connection",
             do=do,
             code="E-LABEL-ORACLE",
         )
@@ -212,7 +289,7 @@ class _Requests:
 
     def __init__(
         self,
-        ask: Callable[[Connection, Question], Awaitable[Outcome]],
+        ask: Callable[[Connection, int, Question], Awaitable[Outcome]],
         flow: Flow,
         connections: list[Connection],
         questions: Iterator[tuple[int, Question]],
@@ -223,7 +300,9 @@ class _Requests:
         self._questions = questions
         self._workers: set[asyncio.Task[None]] = set()
         self._results: list[Result] = []
-        self._failed: list[Result] = []
+        # Failures since the last answer, and failures to ask about again after an outage.
+        self._failed: list[tuple[int, Question, OracleResult]] = []
+        self._again: deque[tuple[int, Question]] = deque()
         self._error: BaseException | None = None
         self._refusal: LabelError | None = None
         self._has_news = asyncio.Event()
@@ -248,8 +327,7 @@ class _Requests:
                 self._error = self._error or self._refusal
             if self._error is not None:
                 raise self._error
-            self._results = self._failed
-            self._failed = []
+            self._release_failures()
         results = self._results
         self._results = []
         return results
@@ -263,8 +341,8 @@ class _Requests:
 
     async def _work(self, connection: Connection) -> None:
         try:
-            for i, question in self._questions:
-                self._settle(i, *await self._ask(connection, question))
+            while (item := self._next()) is not None:
+                self._settle(*item, *await self._ask(connection, *item))
                 if self._error is not None:
                     return
         finally:
@@ -277,23 +355,39 @@ class _Requests:
             self._error = self._error or error
         self._has_news.set()
 
-    def _settle(self, i: int, result: OracleResult, fault: LabelError | None) -> None:
+    def _next(self) -> tuple[int, Question] | None:
+        return self._again.popleft() if self._again else next(self._questions, None)
+
+    def _settle(
+        self, i: int, question: Question, result: OracleResult, fault: LabelError | None
+    ) -> None:
         """Do not return a failure before the server has answered another document.
 
-        If there are too many failures in a row, the run ends, and these failures do not become
-        labels.
+        After too many failures in a row, the fault is the server's: these documents are asked
+        again. If the outage is too long, or the server refuses them, the run ends, and these
+        failures do not become labels.
         """
         if fault is None:
             if self._error is None:
-                self._results += self._failed
-                self._failed = []
+                self._release_failures()
             self._results.append((i, result))
         else:
-            self._failed.append((i, result))
-            self._refusal = fault if result.finish_reason == "http_403" else self._refusal
+            self._failed.append((i, question, result))
+            is_refused = result.finish_reason.startswith("http_4")
+            self._refusal = fault if is_refused else self._refusal
             if len(self._failed) >= MAX_FAILED_IN_A_ROW:
-                self._error = self._error or fault
+                # A request that timed out may be paid, so it is not sent again and again.
+                is_final = is_refused or result.finish_reason == "timeout"
+                if is_final or self._flow.refused():
+                    self._error = self._error or fault
+                else:
+                    self._again += [(number, asked) for number, asked, _ in self._failed]
+                    self._failed = []
         self._has_news.set()
+
+    def _release_failures(self) -> None:
+        self._results += [(i, result) for i, _, result in self._failed]
+        self._failed = []
 
     async def close(self) -> None:
         for worker in self._workers:

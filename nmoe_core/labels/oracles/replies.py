@@ -4,10 +4,11 @@
 |---|---|
 | 200 with a JSON object that is not an error | `answer` |
 | 400, 413, 422 and any other 4xx not named below | `document`: its label fails |
-| 429, 503, no connection | `overloaded`: the run waits |
-| 401, 402, 404, 405, 407, 410, a redirect | `refused`: the run ends |
+| 425, 429, 502 to 504, 520 to 529, any 5xx with Retry-After, no connection | `overloaded`: wait |
+| 401, 402, 404, 405, 407, 410, a redirect, 429 for lack of credit | `refused`: the run ends |
 | 403 | `refused`, or `document` if other documents are answered (moderation) |
-| all else: 408, 5xx, resets, timeouts, an error or no JSON in a 200 | `failure`, after retries |
+| a certificate that is not accepted, a host name that does not exist | `refused` |
+| all else: 408, 500, resets, timeouts, an error or no JSON in a 200 | `failure`, after retries |
 
 If the server is overloaded or unreachable, the limit of concurrent requests is halved and sending
 pauses, longer each time (full jitter; Retry-After is a lower bound). After a pause, sending starts
@@ -19,7 +20,9 @@ a server keeps working on an abandoned request, so each retry adds to its load.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,10 +32,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.jsonl import parse_object
+from nmoe_core.base.progress import LOGGER, time_left
 
 if TYPE_CHECKING:
     from nmoe_core.labels.oracles.connection import Connection
 
+_log = logging.getLogger(LOGGER)
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 Kind = Literal["answer", "document", "overloaded", "refused", "failure"]
@@ -40,13 +45,15 @@ _REFUSED = (301, 302, 303, 307, 308, 401, 402, 403, 404, 405, 407, 410)
 _KINDS: dict[int, Kind] = {
     **dict.fromkeys(_REFUSED, "refused"),
     408: "failure",
-    429: "overloaded",
-    503: "overloaded",
+    **dict.fromkeys((425, 429, 502, 503, 504, *range(520, 530)), "overloaded"),
 }
+# Codes in a reply of status 429 that no waiting mends.
+_NO_CREDIT = re.compile(r'"(insufficient_quota|billing_hard_limit_reached|billing_not_active)"')
+_ABORTED = ("abort", "error")  # finish reasons of choices that the server gave up
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """A reply: its kind, the HTTP status (0 without a reply), and the body as text.
 
     `reason` becomes the finish reason of a failed label; `value` is the JSON object of an answer.
@@ -60,34 +67,50 @@ class Reply:
     retry_after_s: float = 0.0
 
 
-async def post(connection: Connection, body: bytes) -> Reply:
+async def post(connection: Connection, body: bytes) -> ServerReply:
     """Send one request; a connection error is returned as a reply with status 0."""
     from nmoe_core.labels.oracles.connection import CannotConnectError, ReplyTooLargeError
 
     try:
         status, payload, headers = await connection.post(body)
     except CannotConnectError as error:
-        return Reply("overloaded", f"cannot connect: {error}")
+        kind = "refused" if error.is_permanent else "overloaded"
+        return ServerReply(kind, f"cannot connect: {error}")
     except TimeoutError:
-        return Reply("failure", "timeout")
+        return ServerReply("failure", "timeout")
     except ReplyTooLargeError as error:
-        return Reply("failure", "reply_too_large", str(error))
+        return ServerReply("failure", "reply_too_large", str(error))
     except OSError as error:
-        return Reply("failure", "connection_lost", str(error))
-    text = payload.decode(errors="replace")
+        return ServerReply("failure", "connection_lost", str(error))
+    named = (headers.get(key, b"").decode("latin-1") for key in (b"retry-after", b"date"))
+    # Some servers begin a reply with a byte order mark, or cut a character.
+    return classify(status, payload.decode("utf-8-sig", "replace"), retry_after_s(*named))
+
+
+def classify(status: int, text: str, wait_s: float = 0.0) -> ServerReply:
+    """The kind of a reply."""
     if status != 200:
-        named = (headers.get(key, b"").decode("latin-1") for key in (b"retry-after", b"date"))
-        wait_s = retry_after_s(*named)
         kind = _KINDS.get(status, "document" if 400 <= status < 500 else "failure")
-        return Reply(kind, f"http_{status}", text, status, retry_after_s=wait_s)
+        if status == 429 and _NO_CREDIT.search(text):
+            kind = "refused"
+        if status >= 500 and wait_s > 0:
+            kind = "overloaded"
+        return ServerReply(kind, f"http_{status}", text, status, retry_after_s=wait_s)
     try:
-        value = parse_object(payload)
+        value = parse_object(text.encode("utf-8", "replace"))
     except ValueError:
-        return Reply("failure", "not_json", text, status)
+        return ServerReply("failure", "not_json", text, status)
     # Gateways and some servers send errors with status 200.
-    if value.get("error") or value.get("object") == "error":
-        return Reply("failure", "error_reply", text, status)
-    return Reply("answer", status=status, value=value)
+    if value.get("error") or value.get("object") == "error" or _is_aborted(value.get("choices")):
+        return ServerReply("failure", "error_reply", text, status)
+    return ServerReply("answer", "", text, status, value)
+
+
+def _is_aborted(choices: object) -> bool:
+    first = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(first, dict):
+        return False
+    return bool(first.get("error")) or first.get("finish_reason") in _ABORTED
 
 
 def retry_after_s(value: str, date: str = "") -> float:
@@ -161,8 +184,9 @@ class Flow:
                 place.set_result(None)
                 room -= 1
 
-    def answered(self) -> None:
-        self.num_answered += 1
+    def answered(self, *, is_answer: bool = True) -> None:
+        """Send more requests at once, because the server accepted a request."""
+        self.num_answered += is_answer
         self._down_since = None
         self._num_pauses = 0
         self._slow.clear()
@@ -178,8 +202,11 @@ class Flow:
         now = time.monotonic()
         self.num_refused += 1
         self._down_since = now if self._down_since is None else self._down_since
-        if max(now - self._down_since, retry_after_s) > self._max_outage_s:
+        if max(now - self._down_since, retry_after_s) >= self._max_outage_s:
             return True
+        if self._down_since == now:
+            text = "the server accepts no request; labelling waits for it, at most %s"
+            _log.info(text, time_left(self._max_outage_s))
         if now >= self._open_at:
             # Concurrent requests get the same refusal: count one pause for all of them.
             self._num_pauses += 1

@@ -11,7 +11,7 @@ further labels.
 import hashlib
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +20,13 @@ import numpy as np
 from nmoe_core.base.atomic import replacing, write_jsonl
 from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import CalibrationError
+from nmoe_core.base.intervals import exact_interval, lower_bound, upper_bound
 from nmoe_core.config.run import Run
-from nmoe_core.labels.agreement import lower_bound, upper_bound, wilson
 from nmoe_core.labels.documents import shard_documents
 from nmoe_core.labels.jobs import LabelJob, labelling_of
 from nmoe_core.labels.label_files import SCORES_NAME
 from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
 from nmoe_core.labels.scores import parse_scores, rounded
-from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.quality.calibration.graded import read_graded
 from nmoe_core.quality.calibration.summary_file import read_calibration
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -107,7 +106,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
         keeps = _aggregates(asked, weights, run.tree.labels) >= np.array(own)
         num_labels = len(keeps)
         hits = int(keeps.sum())
-        low, high = wilson(hits, num_labels)
+        low, high = exact_interval(hits, num_labels)
         return Audited(
             *(source, _NAMES[name], found.documents, len(asked), len(asked) - num_labels),
             worth_keeping=rounded(hits / num_labels) if num_labels else None,
@@ -155,9 +154,7 @@ def _job(run: Run, source: str, drawn: Mapping[str, _Drawn]) -> LabelJob:
     tokenizer = load_tokenizer(run.tokenizer)
     most = run.config.oracle.max_doc_tokens
     documents = shard_documents(path, run.tree.data, tokenizer, most)
-    labelled = (*(run.tree.label_shard(*shard) for shard in LABEL_SHARDS), out_dir)
-    documents = replace(documents, labelled=labelled)
-    return LabelJob(f"audit of {source}", documents, out_dir, relabel=0)
+    return LabelJob(f"audit of {source}", documents, out_dir, run.tree.answers, relabel=0)
 
 
 def _aggregates(records: Iterable[Record], weights: Mapping[str, float], where: Path) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loader.files.format import load_manifest
 from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import FormatError, LabelError, NmoeError
+from nmoe_core.base.intervals import lower_bound, upper_bound
 from nmoe_core.config.run import Run
 from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.tasks.checks.verdict import (
@@ -64,7 +65,8 @@ def check_student(run: Run) -> Verdicts:
 def check_labels(run: Run) -> Verdicts:
     """`coverage`, `parse_rate` and `one_scorer` of the finished label slices."""
     from nmoe_core.labels.label_files import SUMMARY_NAME, read_summary
-    from nmoe_core.labels.slices import LABEL_SHARDS, read_slice
+    from nmoe_core.labels.sample import sampled_rows
+    from nmoe_core.labels.slices import LABEL_SHARDS
 
     summaries = []
     uncovered = []
@@ -73,7 +75,9 @@ def check_labels(run: Run) -> Verdicts:
         if path.is_file():
             try:
                 summary = read_summary(path)
-                asked = len(read_slice(run.tree.slice(split, i)))
+                slice_file = run.tree.slice(split, i)
+                most = run.config.oracle.max_documents
+                asked = len(sampled_rows(run.tree, slice_file, most))
             except (LabelError, FormatError) as error:
                 uncovered.append(f"{split}-{i:02d}: {error.line()}")
                 continue
@@ -151,7 +155,6 @@ def check_head(run: Run, kind: str) -> Verdicts:
 def check_calibration(run: Run) -> Verdicts:
     """`thresholds` are in order, `false_drops` are proved to be below their bound, and
     `calibrated_keep_rate` on held-out documents equals its target within sampling error."""
-    from nmoe_core.labels.agreement import Z95
     from nmoe_core.quality.calibration.summary_file import read_calibration
 
     summary = read_calibration(run.tree.calibration_summary)
@@ -172,14 +175,15 @@ def check_calibration(run: Run) -> Verdicts:
         return found | {"calibrated_keep_rate": none}
     achieved = summary["achieved_keep"]
     target = summary.get("target_keep_of_all", target)
-    margin = sampling_margin(run, target, summary.get("documents_report", count))
+    counts = summary.get("documents_report", count), summary.get("documents_fit", count)
+    margin = sampling_margin(run, target, *counts)
     if summary.get("target_unit") == "tokens":
         achieved, interval = (summary[f"achieved_keep_tokens{end}"] for end in ("", "_ci95"))
         if interval is None:
             none = Verdict(False, "too few documents for an interval of the share of tokens kept")
             return found | {"calibrated_keep_rate": none}
         low, high = interval
-        margin = run.config.checks.standard_errors * (high - low) / (2 * Z95)
+        margin = run.config.checks.standard_errors * (high - low) / (2 * 1.96)
     share = share_within(achieved, target - margin, target + margin)
     # Groups are compared by documents: tokens of few documents vary too much.
     for row in (row for row in summary.get("groups", ()) if row["documents"]):
@@ -194,8 +198,6 @@ def check_calibration(run: Run) -> Verdicts:
 def _false_drops(summary: dict[str, Any]) -> Verdict:
     """Whether the fitting half proves the bound and the other half does not refute it. Older
     summaries have no certificate; for these, the other half must prove the bound."""
-    from nmoe_core.labels.agreement import lower_bound, upper_bound
-
     if "max_false_drop" not in summary:
         return Verdict(False, "the published rule does not bound false drops")
     most = summary["max_false_drop"]
@@ -204,9 +206,11 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
     dropped = int(summary.get("num_dropped", usual))
     wrong = int(summary.get("num_false_drops", round((rate or 0.0) * dropped)))
     proof = summary.get("certificate", {"dropped": dropped, "false_drops": wrong})
-    upper = upper_bound(proof["false_drops"], proof["dropped"]) if proof["dropped"] else 0.0
+    counts = proof["false_drops"], proof["dropped"], proof.get("delta", 0.05)
+    upper = upper_bound(*counts) if proof["dropped"] else 0.0
     least = lower_bound(wrong, dropped)
-    found = f"at most {upper:.4f} by {proof['dropped']} dropped labels, {most:.4f} allowed; "
+    found = f"{proof['false_drops']} of {proof['dropped']} dropped labels are false drops, which "
+    found += f"proves at most {max(upper, most):.4f} of distinct texts, {most:.4f} allowed; "
     found += f"in the other half, the oracle would keep {wrong} of {dropped} dropped documents"
     facts = {"false_drop_rate": rate, "false_drop_rate_upper95": upper, "max_false_drop": most}
     return Verdict(upper <= most and least <= most, found, facts)

@@ -55,7 +55,7 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
     the oracle's noise."""
     from nmoe_core.labels.jobs import labelling_of
     from nmoe_core.labels.label import is_answered, label_fingerprints
-    from nmoe_core.labels.label_files import SCORES_NAME, STARTED_NAME, SUMMARY_NAME
+    from nmoe_core.labels.label_files import SCORES_NAME, SUMMARY_NAME
 
     labelling = labelling_of(run).without_key()
     for job in labelling.planned_jobs():
@@ -65,7 +65,7 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
             now = label_fingerprints(documents, oracle)
             then = recorded(summary)
             former = now | {"data": documents.former_data or ""}
-            if recorded(directory / STARTED_NAME) == former:
+            if then == former:
                 now = former
             is_whole = then is None or is_current(summary, then)
             is_whole = is_whole and (then is None or (directory / SCORES_NAME).is_file())

@@ -51,6 +51,7 @@ def asked(facts: Settings, scorer: Settings, made_from: Fingerprints) -> Setting
     """Settings of an oracle's questions, from its facts, scorer and fingerprints of its labels."""
     named = {f"oracle: {name}": value for name, value in facts.items() if name != "rubric"}
     named["oracle.max_doc_tokens"] = made_from.get("max_doc_tokens")
+    named["oracle.max_documents"] = made_from.get("max_documents")
     named["oracle.rubric"] = scorer.get("rubric_hash")
     named["oracle (model)"] = scorer.get("scorer_model")
     named["tokenizer"] = made_from.get("tokenizer")

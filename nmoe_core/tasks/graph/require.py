@@ -16,6 +16,7 @@ from nmoe_core.config.quality import ProbeTable
 from nmoe_core.config.run import Run
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.labels.label_files import SUMMARY_NAME
+from nmoe_core.labels.sample import sample_fingerprints
 from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.tasks.graph import made_with, settings
@@ -128,6 +129,7 @@ def _shards(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
 def _labels(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
     table = run.config.oracle
     made_from = {"max_doc_tokens": str(table.max_doc_tokens)}
+    made_from |= sample_fingerprints(run.tree, table.max_documents)
     if table.kind == "engine":  # not the oracle's facts: computing them would hash its weights
         now = made_with.asked({}, {"rubric_hash": run.rubric.hash}, made_from)
     else:

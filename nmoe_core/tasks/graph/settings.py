@@ -36,13 +36,15 @@ from nmoe_core.shards.publish.send import RECORD_FORMAT
 
 Settings = Mapping[str, Any]
 # Connection and retries of an oracle, which do not change its answers.
-_WORK_OF_ORACLE = {"replace", "max_retries", "relabel", "engine", "http"}
+_WORK_OF_ORACLE = {"max_retries", "relabel", "engine", "http"}
 _WORK_OF_ENGINE = {"device", "batch_size"}
 _WORK_OF_HTTP = {
     *("base_url", "api_key_env", "allow_key_over_http", "concurrency", "timeout_s"),
     *("max_attempts", "max_outage_s", "max_reply_bytes", "accept_model", "input_price"),
-    *("output_price", "max_cost"),
+    *("output_price", "max_cost", "headers", "api_key_header"),
 }
+# Keys that were added later. Their defaults are left out, so that no earlier version changes.
+_ADDED = {"oracle.max_documents": 20_000, "oracle.http.served": "one", "oracle.http.omit": []}
 # Earlier names of keys. Digests still use the earlier names, so that a renamed key makes no output
 # stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}
@@ -109,7 +111,8 @@ def labels(run: Run) -> MadeWith:
     if table.kind == "http" and table.http is not None:
         asked = table.http.model_dump(mode="json", exclude=_WORK_OF_HTTP)
         found |= {f"oracle.http.{name}": value for name, value in asked.items()}
-    return MadeWith(LABEL_CODE, found)
+    changed = {key: value for key, value in found.items() if _ADDED.get(key, ...) != value}
+    return MadeWith(LABEL_CODE, changed)
 
 
 def student(run: Run) -> MadeWith:

@@ -23,9 +23,9 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.curate.settings import curate_settings
 from nmoe_core.curate.takedown.record import Row, add_rows, read_rows, taken_down
+from nmoe_core.labels.answers import KNOWN_NAME
 from nmoe_core.labels.label_files import SCORES_NAME
 from nmoe_core.labels.oracle import read_records
-from nmoe_core.labels.reuse import KNOWN_NAME
 from nmoe_core.labels.slices import SPLITS
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import created_at

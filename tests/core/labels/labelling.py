@@ -6,6 +6,7 @@ from typing import Any
 
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
+from nmoe_core.labels.answers import Ledger
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import Oracle, Record, read_records
@@ -36,15 +37,17 @@ class Labelling:
         max_doc_tokens: int = 16,
         **more: Any,
     ) -> Result:
-        documents = self.documents(i, split, max_doc_tokens)
-        return label_shard(documents, self.shard(i, split), oracle or FakeOracle(), **more)
+        documents, ledger = self.documents(i, split, max_doc_tokens), Ledger(self.tree.answers)
+        out_dir = self.shard(i, split)
+        return label_shard(documents, out_dir, oracle or FakeOracle(), ledger=ledger, **more)
 
     def run_again(
         self, i: int, count: int, oracle: Oracle | None = None, name: str = "relabelled"
     ) -> None:
         """Label some of a val shard's documents a second time."""
         sample, out_dir = self.documents(i, "val").sample(count), self.shard(i, "val")
-        label_shard(sample, out_dir / name, oracle or FakeOracle())
+        ledger = Ledger(self.tree.answers)
+        label_shard(sample, out_dir / name, oracle or FakeOracle(), ledger=ledger)
 
     def run_all(self, oracle: Oracle | None = None) -> None:
         for split in ("train", "val"):
@@ -60,10 +63,16 @@ class Labelling:
     def summary(self) -> dict[str, Any]:
         return json.loads((self.shard() / "summary.json").read_text())
 
+    @property
+    def ledger_file(self) -> Path:
+        return self.tree.answers / "train-shard_0.jsonl"
+
     def lines(self) -> list[bytes]:
-        return (self.shard() / "scores.jsonl").read_bytes().splitlines(keepends=True)
+        """The lines of the ledger."""
+        return self.ledger_file.read_bytes().splitlines(keepends=True)
 
     def break_off(self, *left: bytes) -> None:
-        """The state of a labelling that was killed when its file held these bytes."""
-        (self.shard() / "scores.jsonl").write_bytes(b"".join(left))
-        (self.shard() / "summary.json").unlink(missing_ok=True)
+        """The state of a labelling that was killed when the ledger held these bytes."""
+        self.ledger_file.write_bytes(b"".join(left))
+        for name in ("scores.jsonl", "summary.json"):
+            (self.shard() / name).unlink(missing_ok=True)

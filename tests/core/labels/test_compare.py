@@ -8,7 +8,8 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import cohen_kappa_score
 
-from nmoe_core.labels.compare import compare_labels, concordance
+from nmoe_core.base.intervals import concordance, exact_interval
+from nmoe_core.labels.compare import compare_labels
 from nmoe_core.labels.scores import QUALITY
 from tests.project import json_lines, said
 from tests.refusals import refused
@@ -125,3 +126,13 @@ def test_two_labels_of_one_document_in_a_file_are_refused(
     theirs = written(tmp_path / "b", [*labels(grades[1][:9]), *labels(grades[0][:1])])
     with refused("E-LABEL-CORRUPT", naming=["d0", "b:10"]):
         compare_labels(ours, theirs)
+
+
+def test_two_equal_files_of_labels_say_how_many_documents_may_still_differ(tmp_path: Path) -> None:
+    grades = np.random.default_rng(0).integers(0, 5, (30, 5))
+    path = written(tmp_path / "a", labels(grades))
+    for row in compare_labels(path, path)["rows"]:
+        interval = exact_interval(row["n"], row["n"])
+        assert (row["same_low"], row["same_high"]) == interval
+        assert row["kappa_low"] < row["kappa_high"] == 1 or row["n"] < 10
+        assert row["kappa_low"] is None or row["n"] >= 10

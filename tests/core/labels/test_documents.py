@@ -73,20 +73,3 @@ def test_json_lines_are_labelled_under_the_ids_that_prep_gives(tmp_path: Path) -
     assert all(text.startswith(record["snippet"]) for text, record in zip(shown, records))
     assert records[0]["snippet"] == shown[0]
     assert records[3]["snippet"] == "w5\ufffd"
-
-
-def test_labels_of_lines_named_by_an_earlier_rule_are_not_dropped_unasked(tmp_path: Path) -> None:
-    path, out = tmp_path / "web.jsonl", tmp_path / "out"
-    path.write_text('{"text": "w1 w2"}\n')
-    documents = jsonl_documents(JsonlTexts(path), load_tokenizer(), 16)
-    label_shard(documents, out, FakeOracle())
-    (out / "summary.json").unlink()
-    started = json.loads((out / "started.json").read_text())
-    del started["fingerprints"]["reader"]
-    (out / "started.json").write_text(json.dumps(started))
-    before = (out / "scores.jsonl").read_bytes()
-    with refused("E-LABEL-MIXED", match="earlier version"):
-        label_shard(documents, out, FakeOracle())
-    assert (out / "scores.jsonl").read_bytes() == before
-    facts = label_shard(documents, out, FakeOracle(), replace=True).facts
-    assert (facts["num_new"], facts["num_reused"]) == (0, 1)  # the oracle saw the same text

@@ -42,7 +42,8 @@ def test_records_name_what_was_scored_by_whom_and_are_made_once(labelling: Label
         assert record["aggregated"] == pytest.approx(sum(record["scores"].values()) / 20)
     assert max(len(text.split()) for text in oracle.asked) == 16
     counts = {"total": len(rows), "parsed": len(rows), "salvaged": 0, "num_reused": 0}
-    assert made.facts == counts | {"num_new": len(rows), "resumed_from": 0}
+    spent = {"replies": len(rows), "tokens_in": 0, "tokens_out": 0}
+    assert made.facts == counts | spent | {"num_new": len(rows)}
     assert summary["total"] == summary["parsed"] == len(rows)
     assert summary["scores_sha256"] == made.digest
     assert sum(s["count"] for s in summary["per_source"].values()) == len(rows)
@@ -51,61 +52,67 @@ def test_records_name_what_was_scored_by_whom_and_are_made_once(labelling: Label
     before = {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()}
     again = labelling.run(oracle)
     assert (again.digest, len(oracle.asked)) == (made.digest, len(rows))
-    assert again.facts == made.facts | {"num_new": 0, "resumed_from": len(rows)}
+    assert again.facts == made.facts | {"num_new": 0, "replies": 0}
     assert {p: p.stat().st_mtime_ns for p in labelling.shard().iterdir()} == before
 
 
-def test_memory_does_not_grow_with_the_answers(tmp_path: Path) -> None:
-    rows = [(f"document {i}", "web") for i in range(5000)]
-    documents = Documents(rows, {}, lambda doc_id: Text("w1 w2", False), lambda doc_id: 2)
+def test_memory_does_not_grow_with_the_length_of_the_answers(tmp_path: Path) -> None:
+    rows = [(f"document {i}", "web") for i in range(1500)]
     oracle, bytes_at = FakeOracle(), dict[int, int]()
+    oracle.change = lambda found: ((i, dataclasses.replace(r, raw="x" * 20_000)) for i, r in found)
+
+    def text(doc_id: str) -> Text:
+        return Text(f"w1 w{doc_id.split()[1]}", False)
 
     def measure(num_done: int, _: int) -> None:
-        if num_done in (1000, 5000):
+        if num_done in (500, 1500):
             oracle.asked.clear()
             oracle.attempts.clear()
             bytes_at[num_done] = tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
     try:
+        documents = Documents(rows, {}, text, lambda doc_id: 2)
         label_shard(documents, tmp_path, oracle, progress=measure)
     finally:
         tracemalloc.stop()
-    assert bytes_at[5000] - bytes_at[1000] < 4000, "less than one byte per answer"
+    assert bytes_at[1500] - bytes_at[500] < 600 * 1000, "600 bytes per answer of 20,000"
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"doc_id": "web//we', b"\0\0\0\0"])
+@pytest.mark.parametrize("torn", [b"", b'{"text_sha256": "we', b"\0\0\0\0"])
 def test_a_killed_run_ends_in_the_bytes_of_a_whole_one(labelling: Labelling, torn: bytes) -> None:
     labelling.run()
     whole, lines = labelling.files(), labelling.lines()
     labelling.break_off(*lines[:3], torn)
     with pytest.raises(LabelError):
         labelling.run(FakeOracle(change=lambda results: islice(results, 2)))
-    # Killed a second time: a record glued to the torn line would be none.
-    assert [record["ok"] for record in labelling.records()] == [True] * 5
-    # A failed record after a parsed one of the same document does not count.
-    failed = json.loads(lines[0]) | {"ok": False, "raw": "?"}
-    labelling.break_off(*labelling.lines(), json.dumps(failed).encode() + b"\n")
+    # Killed a second time: a reply glued to the torn line would be none.
+    assert len(labelling.lines()) == 5
+    # A second reply to a question that was answered does not count.
+    other = json.loads(lines[0])
+    other["body"] = json.dumps(json.loads(other["body"]) | {"scores": None})
+    labelling.break_off(*labelling.lines(), json.dumps(other).encode() + b"\n")
     oracle = FakeOracle()
-    assert labelling.run(oracle, max_retries=1).facts["resumed_from"] == 5
+    assert labelling.run(oracle, max_retries=1).facts["num_reused"] == 5
     assert labelling.files() == whole
     assert len(oracle.asked) == len(lines) - 5
 
 
-def test_labels_of_another_scorer_or_rubric_are_refused_or_replaced(labelling: Labelling) -> None:
+def test_a_change_of_oracle_or_rubric_loses_no_answer_and_the_way_back_asks_nothing(
+    labelling: Labelling,
+) -> None:
     labelling.run()
-    kept, other = labelling.files(), FakeOracle(version="v2")
-    for oracle in (other, FakeOracle(rubric_hash="other")):
-        with refused("E-LABEL-MIXED"):
-            labelling.run(oracle)
-        assert labelling.files() == kept
-    labelling.run(other, replace=True)
-    assert {record["scorer_version"] for record in labelling.records()} == {"v2"}
-    assert len(labelling.records()) == len(read_slice(labelling.tree.slice("train", 0)))
-    labelling.break_off(*labelling.lines())
-    (labelling.shard() / "started.json").unlink()
-    with refused("E-LABEL-MIXED", match="unknown origin"):
-        labelling.run(other)
+    first = labelling.files()
+    oracles = [FakeOracle(version="v2"), FakeOracle(rubric_hash="other")]
+    for oracle in oracles:
+        labelling.run(oracle)
+        assert len(oracle.asked) == len(read_slice(labelling.tree.slice("train", 0)))
+        assert {r["scorer_version"] for r in labelling.records()} == {oracle.version}
+    for oracle in (FakeOracle(), *oracles, FakeOracle()):
+        oracle.asked.clear()
+        labelling.run(oracle)
+        assert oracle.asked == []
+    assert labelling.files() == first
 
 
 def test_other_documents_slices_or_lengths_are_labelled_anew(labelling: Labelling) -> None:
@@ -119,11 +126,11 @@ def test_other_documents_slices_or_lengths_are_labelled_anew(labelling: Labellin
     assert path.read_bytes() == before
     made = labelling.run()
     num_changed = sum(b'"web"' in row for row in before.splitlines())
-    assert (made.facts["num_new"], made.facts["resumed_from"]) == (num_changed, 0)
+    assert made.facts["num_new"] == num_changed
 
     write_source(labelling.tree.data, "web", random_documents(5, 30))
     slice_all(labelling.tree.data, labelling.tree.slices)
-    assert labelling.run().facts["resumed_from"] == 0
+    assert labelling.run().facts["num_new"] > 0
     rows = read_slice(path)
     assert [r["doc_id"] for r in labelling.records()] == [doc_id for doc_id, _ in rows]
 
@@ -152,11 +159,11 @@ def test_refused_answers_are_kept_raw_and_asked_again_only_on_request(labelling:
     assert labelling.run(max_retries=3).facts["num_new"] == 0
 
 
-def test_a_broken_line_inside_the_file_is_refused_with_its_number(labelling: Labelling) -> None:
+def test_a_broken_line_inside_the_ledger_is_refused_with_its_place(labelling: Labelling) -> None:
     labelling.run()
     first, *others = labelling.lines()
     labelling.break_off(first, b"{broken\n", *others)
-    with refused("E-LABEL-CORRUPT", match=r"scores\.jsonl:2"):
+    with refused("E-LABEL-CORRUPT", match=rf"shard_0\.jsonl, byte {len(first)}"):
         labelling.run()
 
 
@@ -181,12 +188,10 @@ def test_labels_merge_once_every_shard_is_finished_by_one_scorer(labelling: Labe
     summary.unlink()
     with refused("E-LABEL-COVERAGE"):
         merge_labels(labelling.tree, "train")
-    with refused("E-LABEL-COVERAGE"):
-        read_labels(labelling.shard(5) / "scores.jsonl")
-    labelling.run(FakeOracle(version="v2"), i=5, replace=True)
+    labelling.run(FakeOracle(version="v2"), i=5)
     with refused("E-LABEL-MIXED"):
         merge_labels(labelling.tree, "train")
-    labelling.run(i=5, replace=True)
+    labelling.run(i=5)
     assert summary.read_bytes() == finished
     assert not (labelling.tree.labels / "merged").exists()
 
@@ -243,24 +248,22 @@ def test_the_bytes_do_not_depend_on_the_order_of_answers(labelling: Labelling) -
     labelling.run()
     whole, lines = labelling.files(), labelling.lines()
     for seed in range(3):
-        shutil.rmtree(labelling.shard())
+        labelling.break_off()
         labelling.run(out_of_order(seed))
         assert labelling.files() == whole
     labelling.break_off(lines[4], lines[1], lines[2])
-    assert labelling.run(out_of_order(9)).facts["resumed_from"] == 3
+    assert labelling.run(out_of_order(9)).facts["num_reused"] == 3
     assert labelling.files() == whole
 
 
 def test_an_oracle_that_does_not_answer_each_question_once_is_refused(labelling: Labelling) -> None:
-    labelling.run()
-    (labelling.shard() / "scores.jsonl").unlink()
     with refused("E-LABEL-ORACLE", match="found 2 results"):
         labelling.run(FakeOracle(change=lambda results: islice(results, 2)))
     assert not (labelling.shard() / "summary.json").exists()
     twice = FakeOracle(change=lambda results: (item for item in results for _ in range(2)))
     with refused("E-LABEL-ORACLE", match="to question 0"):
         labelling.run(twice)
-    assert labelling.run().facts["resumed_from"] == 3
+    assert labelling.run().facts["num_reused"] == 3
 
 
 def test_progress_is_on_disk_while_labelling_and_gone_after_it(
@@ -294,7 +297,7 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
 
     labelling.run_all()
     assert merge_noise(labelling.tree, "val") is None
-    labelling.run_again(0, 3, FakeOracle(fails_on=bool))
+    labelling.run_again(0, 3, FakeOracle(version="mute", fails_on=bool))
     none = merge_noise(labelling.tree, "val") or {}
     keys = ("asked", "count", "reliability", "ceiling", "mae")
     assert [none[key] for key in keys] == [1, 0, None, None, None]
@@ -311,7 +314,8 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
     assert noise["same_grade"]["helpfulness"] == 1.0
     assert noise["same_grade"]["density"] < 1.0
     assert noise["mae"] > 0
-    assert noise["ceiling"] == pytest.approx(noise["reliability"] ** 0.5)
+    root = max(0.0, noise["reliability"]) ** 0.5
+    assert noise["ceiling"] == pytest.approx(root, abs=1e-6)
     assert list(noise["kinds"]) == ["order"]
     for i in range(8):
         oracle = FakeOracle(version="v1/sampled")
@@ -335,8 +339,7 @@ def test_a_sample_of_earlier_labels_counts_only_documents_whose_labels_are_of_th
     for i, more in enumerate(({"doc_id": "another"}, {"text_sha256": "0" * 64})):
         path = labelling.shard(i, "val") / "scores.jsonl"
         asked -= len(read_rows(path.with_name("relabelled") / path.name))
-        for name in ("summary.json", "started.json"):
-            path.with_name(name).unlink()
+        path.with_name("summary.json").unlink()
         path.write_text(json_lines(row | more for row in read_rows(path)))
     assert (merge_noise(labelling.tree, "val") or {})["asked"] == asked > 0
 

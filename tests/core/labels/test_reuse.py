@@ -1,14 +1,13 @@
 """A text that an oracle has labelled is not asked about again, wherever its document lies now."""
 
-import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Record, read_records
 from nmoe_core.labels.slices import LABEL_SHARDS
 from tests.core.labels.labelling import Labelling
@@ -19,6 +18,7 @@ from tests.core.small_gradings import (
     slice_all,
     write_source,
 )
+from tests.project import contents, json_lines, read_rows
 
 COUNT, MAX_DOC_TOKENS = 400, 64
 
@@ -26,12 +26,9 @@ COUNT, MAX_DOC_TOKENS = 400, 64
 def _label(labelling: Labelling, oracle: FakeOracle, **more: Any) -> int:
     """Label all slices of the tree; the number of records taken over."""
     slice_all(labelling.tree.data, labelling.tree.slices)
-    labelled = tuple(labelling.tree.label_shard(*shard) for shard in LABEL_SHARDS)
     num_reused = 0
     for split, i in LABEL_SHARDS:
-        documents = labelling.documents(i, split, MAX_DOC_TOKENS)
-        documents = dataclasses.replace(documents, labelled=labelled)
-        made = label_shard(documents, labelling.shard(i, split), oracle, **more)
+        made = labelling.run(oracle, i, split, MAX_DOC_TOKENS, **more)
         num_reused += made.facts["num_reused"]
     return num_reused
 
@@ -100,7 +97,7 @@ def test_another_tokenizer_that_gives_the_same_texts_costs_no_question(
 def test_answers_of_another_oracle_or_rubric_are_not_taken_over(
     labelling: Labelling, documents: list[list[int]], oracle: FakeOracle
 ) -> None:
-    assert _label(labelling, oracle, replace=True) == 0
+    assert _label(labelling, oracle) == 0
     assert len(oracle.asked) == COUNT + 20
 
 
@@ -110,21 +107,76 @@ def test_answers_of_an_oracle_with_the_same_name_and_another_fingerprint_are_not
     class Other(FakeOracle):
         fingerprint = "other weights"
 
-    assert _label(labelling, other := Other(), replace=True) == 0
+    assert _label(labelling, other := Other()) == 0
     assert len(other.asked) == COUNT + 20
 
 
-def test_records_with_another_or_no_text_digest_are_asked_about_again(
-    labelling: Labelling, documents: list[list[int]]
-) -> None:
-    path = labelling.shard() / "scores.jsonl"
-    first, second, *rest = map(json.loads, labelling.lines())
-    first["text_sha256"] = "0" * 64
-    del second["text_sha256"]
-    path.write_text("".join(json.dumps(row) + "\n" for row in (first, second, *rest)))
-    write_source(labelling.tree.data, "web", _grown(documents), num_shards=3)
-    _label(labelling, oracle := FakeOracle())
-    assert len(oracle.asked) == COUNT // 100 + 1 + 2
+class TestLabelsOfAnEarlierVersion:
+    """Records beside `started.json`, and no ledger."""
+
+    def _age(self, labelling: Labelling, *, is_finished: bool = True) -> None:
+        for split, i in LABEL_SHARDS:
+            shard = labelling.shard(i, split)
+            summary = json.loads((shard / "summary.json").read_text())
+            started = {"fingerprints": summary["fingerprints"]}
+            (shard / "started.json").write_text(json.dumps(started))
+            if not is_finished:
+                (shard / "summary.json").unlink()
+                lines = (shard / "scores.jsonl").read_bytes().splitlines(keepends=True)
+                (shard / "scores.jsonl").write_bytes(b"".join(lines[:3]) + b'{"doc_id": "torn')
+        shutil.rmtree(labelling.tree.answers)
+
+    def test_stay_as_they_are(self, labelling: Labelling, documents: list[list[int]]) -> None:
+        self._age(labelling)
+        before = contents(labelling.tree.labels)
+        _label(labelling, oracle := FakeOracle())
+        assert oracle.asked == []
+        assert contents(labelling.tree.labels) == before
+
+    def test_are_answers_for_all_slices(
+        self, labelling: Labelling, documents: list[list[int]]
+    ) -> None:
+        self._age(labelling)
+        write_source(labelling.tree.data, "web", _grown(documents), num_shards=3)
+        _label(labelling, oracle := FakeOracle())
+        assert len(oracle.asked) == COUNT // 100 + 1
+        # Back again, and all shards have new files now: nothing was lost.
+        assert not list(labelling.tree.labels.rglob("started.json"))
+        write_source(labelling.tree.data, "web", documents)
+        _label(labelling, oracle := FakeOracle())
+        assert oracle.asked == []
+
+    def test_are_not_lost_to_another_oracle(
+        self, labelling: Labelling, documents: list[list[int]]
+    ) -> None:
+        first = _records(labelling)
+        self._age(labelling)
+        _label(labelling, FakeOracle(version="v2"))
+        _label(labelling, oracle := FakeOracle())
+        assert oracle.asked == []
+        assert _records(labelling) == first
+
+    def test_are_continued_after_a_kill(
+        self, labelling: Labelling, documents: list[list[int]]
+    ) -> None:
+        first = _records(labelling)
+        self._age(labelling, is_finished=False)
+        _label(labelling, oracle := FakeOracle())
+        assert len(oracle.asked) == len(first) - 3 * len(LABEL_SHARDS)
+        assert _records(labelling) == first
+
+    def test_with_another_or_no_digest_of_the_text_are_asked_about_again(
+        self, labelling: Labelling, documents: list[list[int]]
+    ) -> None:
+        path = labelling.shard() / "scores.jsonl"
+        self._age(labelling)
+        first, second, *rest = read_rows(path)
+        first["text_sha256"] = "0" * 64
+        del second["text_sha256"]
+        path.write_text(json_lines([first, second, *rest]))
+        write_source(labelling.tree.data, "web", _grown(documents), num_shards=3)
+        _label(labelling, oracle := FakeOracle())
+        assert len(oracle.asked) == COUNT // 100 + 1 + 2
 
 
 def test_a_beginning_that_is_all_of_another_document_does_not_make_it_a_cut_one(
@@ -132,7 +184,7 @@ def test_a_beginning_that_is_all_of_another_document_does_not_make_it_a_cut_one(
 ) -> None:
     beginning, data_root = list(range(100, 116)), labelling.tree.data
     write_source(data_root, "books", [])
-    for end, num_asked in (([200, 201], 1), ([], 1), ([7], 0)):
+    for end, num_asked in (([200, 201], 1), ([], 0), ([7], 0)):
         write_source(data_root, "web", [[*beginning, *end]] * 40)
         slice_all(data_root, labelling.tree.slices)
         oracle = FakeOracle()
@@ -162,14 +214,12 @@ def test_a_failure_of_the_server_is_no_answer_for_other_documents_of_the_text(
     words = [7, 8, 9, 10]
     write_source(labelling.tree.data, "web", [words] * 200)
     slice_all(labelling.tree.data, labelling.tree.slices)
-    labelled = tuple(labelling.tree.label_shard(*shard) for shard in LABEL_SHARDS)
 
     def fail(results: Any) -> Any:
         return ((i, OracleResult(None, "OOM", "http_500", is_answer=False)) for i, _ in results)
 
     def label(i: int, oracle: FakeOracle) -> dict[str, Any]:
-        made = dataclasses.replace(labelling.documents(i), labelled=labelled)
-        return label_shard(made, labelling.shard(i), oracle).facts
+        return labelling.run(oracle, i).facts
 
     failing, oracle = FakeOracle(change=fail), FakeOracle()
     assert label(0, failing)["parsed"] == 0
@@ -180,16 +230,3 @@ def test_a_failure_of_the_server_is_no_answer_for_other_documents_of_the_text(
         assert facts["parsed"] == facts["total"] == facts["num_new"] + facts["num_reused"]
     assert oracle.asked.count(text) == 1
     assert set(oracle.attempts) == {0}
-
-
-def test_what_was_not_written_of_copies_before_a_kill_is_taken_over(labelling: Labelling) -> None:
-    write_source(labelling.tree.data, "web", [[7, 8, 9, 10]] * 100)
-    slice_all(labelling.tree.data, labelling.tree.slices)
-    labelling.run()
-    whole, lines = labelling.files(), labelling.lines()
-    copies = [line for line in lines if b"w7 w8" in line]
-    assert len(copies) > 2
-    labelling.break_off(copies[0], *(line for line in lines if b"w7 w8" not in line))
-    labelling.run(oracle := FakeOracle())
-    assert oracle.asked == []
-    assert labelling.files() == whole

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nmoe_core.base.intervals import spearman
 from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles.heuristic import DIMENSION_CURVES, HeuristicOracle, grade, refusal
 from nmoe_core.labels.oracles.text_statistics import MAX_WINDOWS, WINDOW_CHARS, measure, windows
-from nmoe_core.labels.ranks import spearman
 from nmoe_core.labels.scores import QUALITY
 
 MAX_CHARS = 4000

@@ -35,7 +35,7 @@ from tests.core.labels.oracles.server import (
     text_completion,
 )
 from tests.growth import growth
-from tests.project import json_lines
+from tests.project import json_lines, read_rows
 from tests.refusals import refused
 
 
@@ -79,8 +79,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "slow": ({"after_s": NEVER_S}, "timeout"),
     "408": ({"status": 408}, "http_408"),
     "500": ({"status": 500, "body": b"boom"}, "http_500"),
-    "502": ({"status": 502, "body": b"<html>bad gateway</html>"}, "http_502"),
+    "aborted": ({"body": completion("{", reason="abort").body}, "error_reply"),
+    "502": ({"status": 502, "body": b"<html>bad gateway</html>"}, ""),
     "503": ({"status": 503}, ""),
+    "529": ({"status": 529, "headers": {"Retry-After": "0.01"}}, ""),
     "429": ({"status": 429}, ""),
     "html": ({"body": b"<html>hello</html>"}, "not_json"),
     "a list": ({"body": b"[1]"}, "not_json"),
@@ -116,7 +118,8 @@ def test_a_run_of_failures_alone_ends_without_a_label(server: JudgeServer, fault
     server.always(Reply(**fault))
     seen: list[Any] = []
     with refused("E-LABEL-ORACLE-DOWN"):
-        seen.extend(server.oracle(max_attempts=2).label(map(Question, documents_of(100))))
+        oracle = server.oracle(max_attempts=2, max_outage_s=0.5)
+        seen.extend(oracle.label(map(Question, documents_of(100))))
     assert seen == []
 
 
@@ -285,11 +288,12 @@ def test_a_key_goes_over_plain_http_to_another_machine_only_if_the_run_allows_it
         ("http://[::1]:9/v1", ()),
     ):
         assert label_with_key(url, tmp_path, "ORACLE_KEY", *no_outage, *more) == 1
-        assert "E-LABEL-ORACLE-DOWN" in capsys.readouterr().err
+        assert "cannot connect" in capsys.readouterr().err
 
 
 def test_after_an_outage_only_the_rest_is_asked_for(server: JudgeServer, tmp_path: Path) -> None:
     scores, once = tmp_path / "out" / "scores.jsonl", ("--set=oracle.http.max_attempts=1",)
+    once += ("--set=oracle.http.max_outage_s=0.5",)
 
     def behave(document: str, nth: int) -> Reply:
         is_down = server.answered.total() >= 30
@@ -299,7 +303,9 @@ def test_after_an_outage_only_the_rest_is_asked_for(server: JudgeServer, tmp_pat
     assert label(server.url, tmp_path, 80, *once) == 1
     assert not scores.with_name("summary.json").exists()
     server.settle()
-    answered, kept = server.answered.total(), len(scores.read_bytes().splitlines())
+    replies = read_rows(tmp_path / "out" / "answers" / "labels.jsonl")
+    kept = sum(reply["status"] == 200 for reply in replies)
+    answered = server.answered.total()
     server.behave = answers
     assert label(server.url, tmp_path, 80, *once) == 0
     summary = json.loads(scores.with_name("summary.json").read_text())
@@ -320,8 +326,8 @@ def test_kills_end_in_the_same_bytes(server: JudgeServer, tmp_path: Path, kills:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with open(out / "scores.jsonl", "ab") as file:
-            file.write(b'{"doc_id": "d0", "sou')
+        with open(out / "answers" / "labels.jsonl", "ab") as file:
+            file.write(b'{"text_sha256": "d0')
     before = server.asked.total()
     assert label(server.url, tmp_path, count) == 0
     assert before < server.asked.total()
@@ -341,23 +347,38 @@ TOO_LONG = b'{"error": {"message": "maximum context length is 4096 tokens"}}'
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 def test_a_refused_document_gets_no_label(server: JudgeServer, tmp_path: Path, status: int) -> None:
-    refusal, documents = Reply(TOO_LONG, status), documents_of(50)
+    refusal, documents = Reply(TOO_LONG, status), documents_of(60)[10:]
     server.behave = lambda d, nth: refusal if d in documents else answers(d, nth)
     assert label(server.url, tmp_path, 60) == 0
     rows = list(read_records(tmp_path / "out" / "scores.jsonl"))
-    assert [row["ok"] for row in rows] == [False] * 50 + [True] * 10
-    assert {row["finish_reason"] for row in rows[:50]} == {f"http_{status}"}
-    assert all("maximum context length" in row["raw"] for row in rows[:50])
+    assert [row["ok"] for row in rows] == [True] * 10 + [False] * 50
+    assert {row["finish_reason"] for row in rows[10:]} == {f"http_{status}"}
+    assert all("maximum context length" in row["raw"] for row in rows[10:])
     assert set(server.asked.values()) == {1}
     # What was refused is not asked about again.
     assert label(server.url, tmp_path, 60) == 0
     assert server.asked.total() == 60
 
 
+@pytest.mark.parametrize("count", [1, 15, 40])
+def test_a_server_that_refuses_every_request_ends_the_run(
+    server: JudgeServer, tmp_path: Path, count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.always(Reply(b"Unrecognized request argument: reasoning_effort", 400))
+    assert label(server.url, tmp_path, count) == 1
+    assert "Unrecognized request argument" in capsys.readouterr().err
+    assert server.asked.total() <= 16 + 4
+    # These refusals do not become labels, once the server takes such requests.
+    server.behave = answers
+    assert label(server.url, tmp_path, count) == 0
+    assert all(row["ok"] for row in read_records(tmp_path / "out" / "scores.jsonl"))
+
+
 def test_a_long_refusal_costs_what_its_length_says(server: JudgeServer) -> None:
     def ask(num_bytes: int) -> None:
-        server.always(Reply(b"://a:" * (num_bytes // 5), 400))
-        result = server.ask_one()
+        refusal = Reply(b"://a:" * (num_bytes // 5), 400)
+        server.behave = lambda d, nth: refusal if d == "long" else answers(d, nth)
+        result = server.ask(["short", "long"], concurrency=1)["long"]
         assert (result.scores, result.raw) == (None, ("://a:" * RAW_CHARS)[:RAW_CHARS])
 
     assert growth(ask, 2**16, 2**19) < 24
@@ -402,7 +423,7 @@ def test_a_refusal_that_is_not_about_the_document_ends_the_run_at_once_and_is_no
     line = capsys.readouterr().err
     assert "ERROR [E-LABEL-ORACLE]" in line
     assert advice in line
-    assert (tmp_path / "out" / "scores.jsonl").read_bytes() == b""
+    assert not (tmp_path / "out" / "scores.jsonl").exists()
     # With 403 the server may mean the document: others are asked, but not all.
     assert server.asked.total() <= (4 if status != 403 else 16 + 4)
 
@@ -441,7 +462,8 @@ def test_the_key_is_in_no_message_and_no_record_when_the_server_echoes_it(
     monkeypatch.setenv("JUDGE_API_KEY", KEY)
     monkeypatch.setattr("nmoe_core.labels.oracles.replies.FIRST_PAUSE_S", 0.001)
     server.always(ECHOES[name])
-    label(server.url, tmp_path, 20, "--set=oracle.http.api_key_env=JUDGE_API_KEY")
+    flags = ("--set=oracle.http.api_key_env=JUDGE_API_KEY", "--set=oracle.http.max_outage_s=0")
+    label(server.url, tmp_path, 20, *flags)
     assert f"Bearer {KEY}" in server.headers[0]
     shown = "".join(capfd.readouterr())
     files = [p.read_text() for p in (tmp_path / "out").rglob("*") if p.is_file()]
@@ -492,6 +514,7 @@ def test_a_reply_without_end_is_cut_at_its_limit(server: JudgeServer, flood: str
 
     with closing(Loopback(flood_it)) as flooding:
         limits = {"max_attempts": 1, "concurrency": 1, "max_reply_bytes": 2**20}
+        limits["max_outage_s"] = 0
         oracle = server.oracle(base_url=flooding.url, **limits)
         is_head = flood in ("headers", "one header")
         naming = ["too long"] if is_head else ["reply_too_large", "1048576 bytes"]

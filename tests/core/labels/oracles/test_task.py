@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.jobs import labelling_of
@@ -15,7 +14,7 @@ from nmoe_core.labels.oracle import read_records
 from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.slices import read_slice, write_source_slices
 from nmoe_core.tasks.hydra import label_slices
-from tests.core.labels.oracles.server import GOOD, MODEL, JudgeServer, completion, tokens_of
+from tests.core.labels.oracles.server import GOOD, MODEL, JudgeServer, Reply, completion, tokens_of
 from tests.core.small_gradings import FakeTokenizer, write_source
 from tests.project import contents, said
 from tests.refusals import refused
@@ -53,7 +52,7 @@ def test_a_run_labels_over_http_with_two_settings(project: Path, server: JudgeSe
     assert [again[key].digest for key in again] == [outputs[key].digest for key in outputs]
 
 
-def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
+def test_a_run_labels_with_a_checkpoint_and_keeps_its_answers(
     project: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "FINAL_TOKENS", 8)
@@ -62,8 +61,11 @@ def test_a_run_labels_with_a_checkpoint_and_refuses_to_mix_scorers(
     facts = label_slices(run, ["web"], ["val-00"])["val-00"].facts
     assert facts["oracle_calls"] == facts["documents"]
     assert facts["parse_rate"] == 0.0
-    with refused("E-LABEL-MIXED"):
-        label_slices(run_of(project, 'kind = "heuristic"'), ["web"], ["val-00"])
+    files = contents(project / "labels" / "val")
+    label_slices(run_of(project, 'kind = "heuristic"'), ["web"], ["val-00"])
+    again = label_slices(run, ["web"], ["val-00"])["val-00"].facts
+    assert again["oracle_calls"] == 0
+    assert contents(project / "labels" / "val") == files
 
 
 HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
@@ -73,33 +75,53 @@ def model_of(server: JudgeServer) -> str:
     return HTTP.format(server.url).replace('"m"', f'"{MODEL}"')
 
 
-def test_a_file_may_drop_heuristic_labels_alone_and_the_command_line_all(
-    project: Path, server: JudgeServer
-) -> None:
-    def label(oracle: str, **settings: Any) -> int:
+def test_no_change_of_settings_pays_twice(project: Path, server: JudgeServer) -> None:
+    """Not the way to another oracle and back, not the parser, not the limit of answers."""
+
+    def label(oracle: str) -> int:
         """The number of requests."""
-        before, run = (
-            server.asked.total(),
-            run_of(project, f"replace = true\nrelabel = 1\n{oracle}"),
-        )
-        given = {key.replace("_", ".", 1): value for key, value in settings.items()}
-        label_slices(run.with_settings(given), ["web"], ["val-00"])
+        before, run = server.asked.total(), run_of(project, f"relabel = 1\n{oracle}")
+        label_slices(run, ["web"], ["val-00"])
         return server.asked.total() - before
 
     heuristic, model = 'kind = "heuristic"', model_of(server)
     assert label(heuristic) == 0
     count = label(model)
     assert count > 3
-    files = contents(project / "labels")
-    for other in (f"{model}\nmax_new = 1024", heuristic, f"extract_embedded = true\n{model}"):
-        with refused("E-LABEL-MIXED", naming=["--set oracle.replace=true"]):
-            label(other)
-        assert contents(project / "labels") == files
+    files = contents(project / "labels" / "val")
+    for other in (heuristic, f"extract_embedded = true\n{model}", f"{model}\nmax_new = 1024"):
+        assert label(other) == 0
+        assert contents(project / "labels" / "val") != files
+    assert label(f"{model}\nreasoning_effort = 'high'") == count
     assert label(model) == 0
-    assert label(f"{model}\nmax_new = 1024", oracle_replace=True) == count
-    with refused("E-LABEL-MIXED"):
-        label(model, oracle_replace=False)
-    assert label(heuristic, oracle_replace=True) == 0
+    assert contents(project / "labels" / "val") == files
+
+
+def test_only_answers_that_the_limit_cut_are_asked_again_with_a_higher_limit(
+    project: Path, server: JudgeServer
+) -> None:
+    """And a lower limit takes the answers that it gave before."""
+    cut = completion('{"helpfulness', reason="length")
+
+    def behave(document: str, nth: int) -> Reply:
+        return cut if len(document) % 2 == 0 and not nth else completion(GOOD)
+
+    def label(limit: int) -> tuple[int, bytes]:
+        before = server.asked.total()
+        run = run_of(project, f"{model_of(server)}\nmax_new = {limit}")
+        label_slices(run, ["web"], ["train-00"])
+        scores = (project / "labels/train/shard_0/scores.jsonl").read_text()
+        grades = [json.loads(line).get("scores") for line in scores.splitlines()]
+        return server.asked.total() - before, json.dumps(grades).encode()
+
+    server.behave = behave
+    num_asked, first = label(10)
+    num_cut = json.loads(first).count(None)
+    assert num_asked == first.count(b"helpfulness") + num_cut > num_cut > 0
+    num_asked, second = label(100)
+    assert (num_asked, json.loads(second).count(None)) == (num_cut, 0)
+    assert label(10) == (0, first)
+    assert label(50) == (0, second)
 
 
 def test_the_noise_of_sampling_is_measured_with_draws_of_their_own(
@@ -115,24 +137,6 @@ def test_the_noise_of_sampling_is_measured_with_draws_of_their_own(
     texts = {record["text_sha256"] for path in drawn for record in read_records(path)}
     seeds = [r["seed"] for r in server.requests if r["temperature"] == 1 and r["seed"] > 2]
     assert len(set(seeds)) == len(seeds) == len(texts) > 3
-
-
-def test_draws_with_one_seed_for_all_documents_are_drawn_anew_and_no_label_is(
-    project: Path, server: JudgeServer
-) -> None:
-    run = run_of(project, f"relabel = 3\n{model_of(server)}")
-    made = label_slices(run, ["web"], ["val-00"])["val-00"]
-    resampled = project / "labels/val/shard_0/resampled"
-    started = json.loads((resampled / "started.json").read_text())
-    oracle = labelling_of(run).oracle(run.rubric)
-    former = sha256_json([oracle.fingerprint, "sampled", 1.0])  # as an earlier version wrote it
-    started["fingerprints"]["oracle"] = former
-    (resampled / "started.json").write_text(json.dumps(started))
-    (resampled / "summary.json").unlink()
-    server.asked.clear()
-    again = label_slices(run, ["web"], ["val-00"])["val-00"]
-    assert (again.digest, again.facts["oracle_calls"]) == (made.digest, 0)
-    assert server.asked.total() == len(list(read_records(resampled / "scores.jsonl"))) > 0
 
 
 def test_a_text_in_several_slices_is_estimated_and_asked_once(
