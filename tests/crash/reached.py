@@ -119,6 +119,10 @@ _BY_WRITER = {
         "nmoe_core.curate.topics.model:save_tensors",
     ),
     "versions restore": ("nmoe_core.prep.versions:restore_version",),
+    "versions remove": (
+        "nmoe_core.prep.versions:_remove",
+        "nmoe_core.prep.versions:remove_versions",
+    ),
     "text of a trainer": (
         "nmoe_core.prep.text_source:_make",
         "nmoe_core.prep.text_source:tokenised",
@@ -132,7 +136,12 @@ _BY_WRITER = {
     ),
     "train import-pt": ("nmoe_core.quality.heads.convert:import_pickle",),
     "hydra audit": ("nmoe_core.quality.grading.audit:_job",),
-    "takedown --apply": ("nmoe_core.curate.takedown.record:add_rows",),
+    "takedown --apply": (
+        "nmoe_core.curate.takedown.record:_write_grams",
+        "nmoe_core.curate.takedown.record:add_rows",
+        "nmoe_core.tasks.takedown.labels:LabelsOf._erase",
+        "nmoe_core.tasks.takedown.labels:LabelsOf.erase",
+    ),
     "takedown --verify": ("nmoe_core.tasks.takedown.report:verify",),
     "takedown --mask": ("nmoe_core.tasks.takedown.report:mask_plan",),
     "seen --index": (

@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe versions list": ("nmoe versions list data/web/train",),
     "nmoe versions compare": ("nmoe versions compare data/web/train 5ea3e6",),
     "nmoe versions restore": ("nmoe versions restore data/web/train 5ea3e6",),
+    "nmoe versions remove": ("nmoe versions remove data/web/train",),
     "nmoe verify": (
         "nmoe verify data/web/train/manifest.json --deep",
         "nmoe verify s3://bucket/run/loader_plan.json --checksums",
@@ -95,6 +96,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe takedown gone.txt --state checkpoints/1200.json",
         "nmoe takedown gone.txt --apply --by legal",
         "nmoe takedown gone.txt --verify",
+        "nmoe takedown gone.txt --verify --everywhere exports/web",
     ),
     "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
     "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/docs.jsonl:17"),

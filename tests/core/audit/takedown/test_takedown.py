@@ -184,7 +184,7 @@ def test_every_step_says_that_stores_and_exports_are_not_covered_and_what_to_do(
         facts = said(capsys, *command_of(run, path, *flags), status=int("--verify" in flags))
         assert facts["published"] == store
         assert ", ".join(facts["not_covered"]) in line
-        for place in ("exports", "input files", "labels", "loader caches", "pictures", "event log"):
+        for place in ("exports", "input files", "labels", "caches of loaders", "event log"):
             assert place in line
         assert str(run.tree.seen) in line
         assert ("data shards and their kept versions" in line) == ("--verify" in flags)
@@ -234,7 +234,7 @@ def test_labels_are_named_by_the_record_when_no_shard_holds_the_document_any_mor
         facts = said(capsys, *command_of(run, by_hash, *flags))
         assert facts["labels"] == expected
         assert main(command_of(run, by_hash, *flags)) == 0
-        line = f"labels: {len(files)} records hold the beginning of a text, in "
+        line = f"labels: {len(files)} records are about these documents, in "
         assert line in capsys.readouterr().out
     assert facts["labelled"] == 1
     assert facts["documents"] == []
@@ -274,7 +274,7 @@ def test_a_copy_that_comes_later_is_left_out_too(
         grown.assign(bucket)
         grown.grade(bucket, lambda i: "keep")
     (grown.root / "takedown").mkdir()
-    for name in ("documents.jsonl", "grams.npy"):
+    for name in ("documents.jsonl", "grams.npy", "letters.npy"):
         (grown.root / "takedown" / name).write_bytes((corpus.root / "takedown" / name).read_bytes())
     curated_again(run)
     assert {"new", "doc-0001"}.isdisjoint(curated_ids(grown))
@@ -297,7 +297,7 @@ def test_a_document_that_curated_shards_alone_still_hold_is_found(
     assert facts["rebuild"]["curate"]
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_kill_between_the_files_of_a_record_leaves_it_as_it_was(
     step: int, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
 ) -> None:
