@@ -107,11 +107,15 @@ def _manifest(path: Path) -> Manifest:
 def run_verify(arguments: argparse.Namespace) -> int:
     """Name every file that differs from the manifest; the exit status is then 1."""
     from nmoe_core.shards.publish.read import opened
+    from nmoe_core.tasks.takedown.left import left_error, left_in
 
     tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
     with opened(arguments.manifest) as data:
         problems = data.verify(**tiers)
         manifests = data.manifests
+        left = left_in(manifests)
+    for path, count in left.items():
+        print(f"warning: {left_error(path, count).line()}", file=sys.stderr)
     if arguments.json:
         print_json({"ok": not problems, "problems": [str(problem) for problem in problems]})
     for problem in problems:
@@ -263,7 +267,9 @@ def _print_inspection(
 def run_export(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the export unless it is current."""
     from nmoe_core.shards.export.run import export
+    from nmoe_core.tasks.takedown.left import require_none_left
 
+    require_none_left(arguments.manifest)
     made = export(arguments.manifest, arguments.output, arguments.form, arguments.seq_len).facts
     return {"output": str(arguments.output), **made}
 

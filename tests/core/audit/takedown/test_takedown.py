@@ -373,3 +373,27 @@ def test_a_masked_plan_puts_eos_in_the_place_of_documents_and_takes_states_of_th
     path, out = listed(corpus, "id:nowhere"), tmp_path / "none.json"
     refused_line(capsys, *command_of(run, path, "--mask", plan, "-o", out))
     assert not out.exists()
+
+
+def test_shards_with_documents_that_are_taken_down_are_neither_exported_nor_published(
+    made: tuple[Corpus, Run, Texts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    manifest = run.tree.curated_manifest("web")
+    copies = {"export": ["export", "megatron", manifest, "--output", tmp_path / "exported"]}
+    copies["publish"] = ["publish", run.tree.plan, f"file://{tmp_path}/published"]
+    said(capsys, *command_of(run, listed(corpus, "id:doc-0001"), "--apply"))
+    for words in copies.values():
+        line = refused_line(capsys, *map(str, words), code="E-TAKEDOWN-LEFT")
+        assert "recorded as taken down" in line
+    assert sorted(tmp_path.iterdir()) == [corpus.root.parent / "gone.txt", corpus.root]
+    assert main(["verify", str(run.tree.plan)]) == 0
+    assert "E-TAKEDOWN-LEFT" in capsys.readouterr().err
+    curated_again(run)
+    for words in copies.values():
+        assert main([*map(str, words)]) == 0
+    assert main(["verify", str(run.tree.plan)]) == 0
+    assert "E-TAKEDOWN-LEFT" not in capsys.readouterr().err
+    data = run.tree.manifest("web")
+    raw = ["export", "olmo", str(data), "--output", str(tmp_path / "raw")]
+    refused_line(capsys, *raw, code="E-TAKEDOWN-LEFT")
