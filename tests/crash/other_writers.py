@@ -233,6 +233,8 @@ OTHER_WRITERS = {
     "export megatron": _export("megatron"),
     "export olmo": _export("olmo"),
     "export mds": _export("mds"),
+    "export llmc": _export("llmc"),
+    "export parquet": _export("parquet"),
     "prep-mixture --force": Writer(_remake, shards, _other_settings),
     "versions restore": Writer(_restore, shards, _restorable),
     "versions remove": Writer(_remove, _one("versions", _num_versions), _restorable),

@@ -83,6 +83,8 @@ _BY_WRITER = {
     ),
     "export olmo": ("nmoe_core.shards.export.raw:write_olmo",),
     "export mds": ("nmoe_core.shards.export.mds:write",),
+    "export llmc": ("nmoe_core.shards.export.raw:write_llmc",),
+    "export parquet": ("nmoe_core.shards.export.text:write_texts",),
     "remix": ("nmoe_core.audit.plans.remix:write_remix",),
     "twin": ("nmoe_core.audit.plans.twin:write_twin",),
     "blocks": ("loader.files.blocks:write_blocks",),
@@ -158,6 +160,8 @@ REACHED = {site: writer for writer, sites in _BY_WRITER.items() for site in site
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_kill_at_any_step_leaves_the_old_file_whole": (  # one call of `atomic_file`
         "nmoe_core.shards.columns:copy_columns",
+        "nmoe_core.shards.export.plan:_write_masks",
+        "nmoe_core.shards.export.plan:export_plan",
         "nmoe_core.cli.project.commands:_write_demo",
         "nmoe_core.cli.project.commands:_write_own",
         "nmoe_core.curate.jsonl.run:_draw",

@@ -33,7 +33,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         " --eos-token-id 199999",
     ),
     "nmoe inspect": ("nmoe inspect --manifest data/web/train/manifest.json --sample 3",),
-    "nmoe export": ("nmoe export olmo data/web/train/manifest.json --output olmo/web",),
+    "nmoe export": (
+        "nmoe export olmo data/web/train/manifest.json --output olmo/web",
+        "nmoe export megatron out/mixture/loader_plan.json --output megatron",
+    ),
+    "nmoe export llmc": ("nmoe export llmc data/web/train/manifest.json --output llmc/web",),
+    "nmoe export parquet": ("nmoe export parquet data/web/train/manifest.json --output texts/web",),
     "nmoe export megatron": (
         "nmoe export megatron data/web/train/manifest.json --output megatron/web",
     ),
@@ -96,7 +101,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe takedown gone.txt --state checkpoints/1200.json",
         "nmoe takedown gone.txt --apply --by legal",
         "nmoe takedown gone.txt --verify",
-        "nmoe takedown gone.txt --verify --everywhere exports/web",
     ),
     "nmoe plan": ("nmoe plan", "nmoe plan --set calibration.target_keep=0.3 --sample 64"),
     "nmoe explain": ("nmoe explain --step 3", "nmoe explain web/docs.jsonl:17"),
