@@ -16,14 +16,14 @@ from nmoe_core.base.jsonl import parse_object
 from nmoe_core.config.tree import Tree
 from nmoe_core.curate.takedown.record import Row
 from nmoe_core.labels.label_files import SCORES_NAME, SUMMARY_NAME, merge_labels, write_summary
-from nmoe_core.labels.reuse import KNOWN_NAME
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS, SPLITS
 
 Record = dict[str, Any]
+_KNOWN_NAME = "known.jsonl"  # records beside the labels of a slice, for other slices
 # The files of labels, and the fields of their records that quote the document.
 _TEXT_FIELDS = {
     f"**/{SCORES_NAME}": ("snippet", "raw"),
-    f"**/{KNOWN_NAME}": ("snippet", "raw"),
+    f"**/{_KNOWN_NAME}": ("snippet", "raw"),
     "merged/labels_*.jsonl": ("snippet", "raw"),
 }
 
