@@ -13,6 +13,7 @@ from loader.plan.records import LoaderPlan
 from loader.plan.settings import DEFAULT_EOS_TOKEN_ID, DEFAULT_VOCAB_SIZE
 from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import add_verb, print_json, print_rows, print_table
+from nmoe_core.shards.export.plan import MIXTURE_NAME
 from nmoe_core.shards.export.run import SUMMARY_NAME, damaged_files
 from nmoe_core.shards.inspect import (
     ShardInspection,
@@ -117,8 +118,10 @@ def run_verify(arguments: argparse.Namespace) -> int:
     from nmoe_core.shards.publish.read import opened
     from nmoe_core.tasks.takedown.left import left_error, left_in
 
-    if (Path(arguments.manifest) / SUMMARY_NAME).is_file():
-        return _verify_export(Path(arguments.manifest), arguments.json)
+    given = Path(arguments.manifest)
+    exports = [given, *sorted(given.glob("*/*"))] if (given / MIXTURE_NAME).is_file() else [given]
+    if found := [path for path in exports if (path / SUMMARY_NAME).is_file()]:
+        return _verify_exports(given, found, arguments.json)
     tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
     with opened(arguments.manifest) as data:
         problems = data.verify(**tiers)
@@ -144,9 +147,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _verify_export(output: Path, is_json: bool) -> int:
-    """Compare the files of an export with its `export.json`."""
-    problems = damaged_files(output)
+def _verify_exports(output: Path, exports: list[Path], is_json: bool) -> int:
+    """Compare the files of an export, or of the exports of a plan, with each `export.json`."""
+    problems = [problem for path in exports for problem in damaged_files(path)]
     if is_json:
         print_json({"ok": not problems, "problems": [error.line() for error in problems]})
     for error in problems:

@@ -20,7 +20,7 @@ from nmoe_core.base.fingerprint import (
     sha256_json,
 )
 from nmoe_core.base.result import Result
-from nmoe_core.shards.documents import open_entry, require_undamaged
+from nmoe_core.shards.documents import ingest_ids, open_entry, require_undamaged
 from nmoe_core.shards.export import mds, raw
 from nmoe_core.shards.inspect import open_tokenizer
 from nmoe_core.shards.manifest import COLUMNS_NAME, column_files, documents_digest
@@ -114,7 +114,8 @@ def export(
             if columns and form != "parquet":
                 from nmoe_core.shards.columns import copy_columns
 
-                copy_columns(list(columns), staged / COLUMNS_NAME)
+                ids = (ingest_id for ingest_id, _ in ingest_ids(manifest))
+                copy_columns(list(columns), ids, staged / COLUMNS_NAME)
                 files[COLUMNS_NAME] = sha256_file(staged / COLUMNS_NAME)
             value = {
                 "format": form,

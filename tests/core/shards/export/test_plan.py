@@ -54,12 +54,15 @@ def test_every_source_of_a_plan_leaves_with_its_share(
     for name in sizes:
         assert main(["verify", str(out / name)]) == 0
         assert str(out / name) in made["use"] or form == "llmc"
+    assert main(["verify", str(out)]) == 0
     value = json.loads((out / "mixture.json").read_text())
     shares = {(row["source"], row["split"]): row["share"] for row in value["sources"]}
     assert shares == {("web", "train"): 0.75, ("code", "train"): 0.25, ("web", "valid"): 1.0}
     assert ("0.75" in made["use"]) == (form != "llmc")
     assert ("masks" in made["not_exported"]) == (form != "olmo")
     assert not said(capsys, "export", form, plan, "--output", out)["changed"]
+    next(path for path in (out / "code" / "train").iterdir() if path.name != "export.json").unlink()
+    assert main(["verify", str(out)]) == 1
 
 
 def test_masks_leave_as_one_bool_per_token(
