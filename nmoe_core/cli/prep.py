@@ -86,7 +86,7 @@ def _register_versions(verbs: Any) -> None:
         parts, "compare", compare, "compare documents and tokens of two versions", _show_compared
     )
     restored = add_verb(parts, "restore", restore, "make an earlier version current", print_rows)
-    removed = add_verb(parts, "remove", remove, "remove kept earlier versions", print_rows)
+    removed = add_verb(parts, "remove", remove, "remove all earlier versions", print_rows)
     for verb in (listed, compared, restored, removed):
         verb.add_argument("split", type=Path, help="directory that contains manifest.json")
     compared.add_argument("old", metavar="VERSION", help="id of a version, or its first characters")
@@ -94,7 +94,6 @@ def _register_versions(verbs: Any) -> None:
     restored.add_argument(
         "version", metavar="VERSION", help="id of a version, or its first characters"
     )
-    removed.add_argument("versions", metavar="VERSION", nargs="*", help="default: all kept ones")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -268,8 +267,8 @@ def restore(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def remove(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Remove versions; return the versions that are left, as `list` does."""
-    remove_versions(arguments.split, arguments.versions)
+    """Remove the earlier versions; return the current one, as `list` does."""
+    remove_versions(arguments.split)
     return find_versions(arguments)
 
 

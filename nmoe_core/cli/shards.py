@@ -116,7 +116,7 @@ def _manifest(path: Path) -> Manifest:
 def run_verify(arguments: argparse.Namespace) -> int:
     """Name every file that differs from the manifest; the exit status is then 1."""
     from nmoe_core.shards.publish.read import opened
-    from nmoe_core.tasks.takedown.left import left_error, left_in
+    from nmoe_core.tasks.takedown.left import errors_of_left
 
     given = Path(arguments.manifest)
     exports = [given, *sorted(given.glob("*/*"))] if (given / MIXTURE_NAME).is_file() else [given]
@@ -126,9 +126,8 @@ def run_verify(arguments: argparse.Namespace) -> int:
     with opened(arguments.manifest) as data:
         problems = data.verify(**tiers)
         manifests = data.manifests
-        left = left_in(manifests)
-    for path, count in left.items():
-        print(f"warning: {left_error(path, count).line()}", file=sys.stderr)
+        for left in errors_of_left(manifests):
+            print(f"warning: {left.line()}", file=sys.stderr)
     if arguments.json:
         print_json({"ok": not problems, "problems": [str(problem) for problem in problems]})
     for problem in problems:

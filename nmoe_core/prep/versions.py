@@ -8,7 +8,7 @@ is the start of the manifest's content hash.
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,20 +115,11 @@ def restore_version(split_dir: Path, version_id: str) -> Version:
     return _version(split_dir, is_current=True)
 
 
-def remove_versions(split_dir: Path, version_ids: Sequence[str]) -> None:
-    """Remove kept versions of a split; all of them if no id is given. Raises the errors of
-    `find_version`, ConfigError for the current version, and LockedError."""
+def remove_versions(split_dir: Path) -> None:
+    """Remove all kept versions of a split; raises LockedError if another process is writing it."""
     split_dir = split_dir.resolve()
     with output_lock(split_dir):
-        chosen = [find_version(split_dir, version_id) for version_id in version_ids]
-        if any(version.is_current for version in chosen):
-            raise ConfigError(
-                "the current version cannot be removed",
-                where=split_dir,
-                do="restore another version first",
-            )
-        kept = [version.manifest.path.parent for version in chosen]
-        _remove(split_dir, kept if version_ids else _kept(split_dir))
+        _remove(split_dir, _kept(split_dir))
 
 
 def _remove(split_dir: Path, versions: Iterable[Path]) -> None:

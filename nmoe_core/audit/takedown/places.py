@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,9 +101,7 @@ def search_places(
     facts: Facts = {"searched": [], "found": [], "unreadable": []}
     known = set(map(os.path.realpath, scanned))
     apart = [path for place in chosen if not place.is_searchable for path in place.paths]
-    for place in chosen:
-        if not place.is_searchable:
-            continue
+    for place in filter(attrgetter("is_searchable"), chosen):
         count = size_bytes = 0
         for path in chain.from_iterable(map(_files, place.paths)):
             real = os.path.realpath(path)
@@ -119,11 +118,10 @@ def search_places(
             count += 1
             if texts:
                 [(text, grams)] = texts.most_common(1)
-                row = {**where, "texts": len(texts), "grams": grams, **name_of(text)}
-                facts["found"].append({**row, "remedy": place.remedy})
-        paths = [*map(str, place.paths)]
-        row = {"place": place.name, "paths": paths, "files": count, "bytes": size_bytes}
-        facts["searched"].append(row)
+                counts = {"texts": len(texts), "grams": grams}
+                facts["found"].append(where | counts | name_of(text) | {"remedy": place.remedy})
+        row = {"place": place.name, "paths": [*map(str, place.paths)]}
+        facts["searched"].append(row | {"files": count, "bytes": size_bytes})
     return facts
 
 

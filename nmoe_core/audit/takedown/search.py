@@ -105,25 +105,20 @@ def _batches(stream: BinaryIO, kind: str) -> Iterator["pa.RecordBatch"]:
 
 def _values(column: "pa.Array") -> Iterator[bytes | np.ndarray]:
     """The texts and integers in a column, also in lists and structs."""
+    import pyarrow as pa
     from pyarrow import types
 
     kind: Any = column.type
     if types.is_dictionary(kind):
         yield from _values(column.dictionary)
-    elif types.is_struct(kind):
-        for field in column.flatten():
-            yield from _values(field)
-    elif types.is_map(kind):
-        yield from _values(column.keys)
-        yield from _values(column.items)
     elif types.is_nested(kind):
-        yield from _values(column.flatten())
+        inner = column.flatten()  # of a struct: the columns of its fields
+        for part in inner if isinstance(inner, list) else [inner]:
+            yield from _values(part)
     elif types.is_integer(kind):
         yield column.drop_null().to_numpy(zero_copy_only=False).astype("<u4")
-    elif types.is_string(kind) or types.is_large_string(kind):
-        yield "\n".join(column.drop_null().to_pylist()).encode("utf-8", "replace")
-    elif types.is_binary(kind) or types.is_large_binary(kind):
-        yield from column.drop_null().to_pylist()
+    elif kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        yield b"\n".join(column.drop_null().cast(pa.large_binary()).to_pylist())
 
 
 def _is_text(block: bytes) -> bool:

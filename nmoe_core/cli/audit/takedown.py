@@ -189,12 +189,10 @@ def _show_mask(facts: dict[str, Any]) -> None:
 
 def _show_proof(facts: dict[str, Any]) -> None:
     for key in ("remaining", "shared", "found", "unreadable"):
-        if rows := facts[key]:
+        if facts[key]:
             print(f"{key}:")
-            hidden = ("text_sha256", "remedy") if key == "found" else ()
-            shown = [{k: v for k, v in row.items() if k not in hidden} for row in rows[:_MOST_ROWS]]
-            print_rows(shown)
-            _more(rows)
+            print_rows(facts[key][:_MOST_ROWS])
+            _more(facts[key])
     _show_unmatched(facts)
     where = "curated and data shards" if facts["raw"] else "curated shards"
     places = f"{where} and the files searched" if facts["searched"] else where

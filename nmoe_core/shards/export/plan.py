@@ -51,13 +51,7 @@ def export_plan(
             if form == "olmo" and split == "train":
                 masks = _write_masks(plan, one.name, manifest, place)
                 facts["files"] += [f"{one.name}/{name}" for name in masks]
-    stages = [
-        {
-            "start_sequence": sum(before.num_sequences for before in plan.stages[:i]),
-            "sequences": {one.name: one.num_sequences for one in stage.sources},
-        }
-        for i, stage in enumerate(plan.stages)
-    ]
+    stages = [{one.name: one.num_sequences for one in stage.sources} for stage in plan.stages]
     lost = _not_exported(plan, form)
     value = {"plan_hash": plan.plan_hash, "sources": rows, "stages": stages, "not_exported": lost}
     with replacing(output / MIXTURE_NAME):

@@ -28,16 +28,8 @@ from nmoe_core.text.tokenizer import Tokenizer
 
 _ROWS = 1000
 _NUMBER = "number of the document"
-_IDS = pa.struct({"id": pa.string(), "text_sha256": pa.string()})
-_LINEAGE = pa.schema(
-    {
-        "topic": pa.int64(),
-        "score": pa.float64(),
-        "decision": pa.string(),
-        "scores": pa.string(),
-        "parent_doc_id": pa.string(),
-    }
-)
+_NUMBERS = {"topic": pa.int64(), "score": pa.float64()}
+_LINEAGE = pa.schema(_NUMBERS | dict.fromkeys(("decision", "scores", "parent_doc_id"), pa.string()))
 
 
 def files_beside(manifest: Manifest) -> dict[str, str]:
@@ -66,18 +58,14 @@ def write_texts(
             writer = None
             for first in range(0, len(file.spans), _ROWS):
                 spans = file.spans[first : first + _ROWS]
-                ids = pa.array(file.ids()[first : first + _ROWS], _IDS)
+                ids, digests = zip(*file.ids()[first : first + _ROWS])
                 texts = decode_documents(tokenizer, file.tokens, spans)
+                sources = [manifest.dataset] * len(spans)
+                rest = beside.slice(first, _ROWS)
                 table = pa.table(
-                    {
-                        "text": texts,
-                        "id": ids.field("id"),
-                        "source": pa.repeat(pa.scalar(manifest.dataset), len(spans)),
-                        "text_sha256": ids.field("text_sha256"),
-                    }
+                    [texts, *map(pa.array, (ids, sources, digests)), *rest.columns],
+                    names=["text", "id", "source", "text_sha256", *rest.column_names],
                 )
-                for name in beside.column_names:
-                    table = table.append_column(name, beside.column(name)[first : first + _ROWS])
                 writer = writer or pq.ParquetWriter(stream, table.schema, compression="zstd")
                 writer.write_table(table)
                 columns = table.column_names

@@ -7,25 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import read_json_object
-from loader.files.regular import open_file
 from nmoe_core.audit.takedown.find import Found
-from nmoe_core.base.append_log import whole_lines
 from nmoe_core.base.atomic import output_lock, replacing, write_bytes
-from nmoe_core.base.errors import LabelError
-from nmoe_core.base.jsonl import parse_object
 from nmoe_core.config.tree import Tree
 from nmoe_core.curate.takedown.record import Row
 from nmoe_core.labels.label_files import SCORES_NAME, SUMMARY_NAME, merge_labels, write_summary
+from nmoe_core.labels.oracle import Record, read_records
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS, SPLITS
 
-Record = dict[str, Any]
 _KNOWN_NAME = "known.jsonl"  # records beside the labels of a slice, for other slices
 # The files of labels, and the fields of their records that quote the document.
-_TEXT_FIELDS = {
-    f"**/{SCORES_NAME}": ("snippet", "raw"),
-    f"**/{_KNOWN_NAME}": ("snippet", "raw"),
-    "merged/labels_*.jsonl": ("snippet", "raw"),
-}
+_TEXT_FIELDS = dict.fromkeys(
+    (f"**/{SCORES_NAME}", f"**/{_KNOWN_NAME}", "merged/labels_*.jsonl"), ("snippet", "raw")
+)
 
 
 class LabelsOf:
@@ -46,7 +40,7 @@ class LabelsOf:
         labels = {}
         labelled = 0
         for path, _ in self._files():
-            count = sum(map(self._is_of_these, _records(path)))
+            count = sum(map(self._is_of_these, read_records(path)))
             labelled += count if path in merged else 0
             if count:
                 labels[path.relative_to(self._tree.labels).as_posix()] = count
@@ -82,7 +76,7 @@ class LabelsOf:
         return all((shard / SUMMARY_NAME).is_file() for shard in shards)
 
     def _erase(self, path: Path, names: tuple[str, ...]) -> bool:
-        records = [*_records(path)]
+        records = [*read_records(path)]
         chosen = [one for one in records if self._is_of_these(one) and any(map(one.get, names))]
         for record in chosen:
             record.update((name, "") for name in names if name in record)
@@ -97,20 +91,3 @@ class LabelsOf:
             write_summary(summary, read_json_object(summary) | {"scores_sha256": digest})
         write_bytes(path, payload)
         return True
-
-
-def _records(path: Path) -> Iterator[Record]:
-    """The objects of a file of labels, except a torn last line. Raises LabelError if a line is not
-    an object (E-LABEL-CORRUPT)."""
-    with open_file(path) as file:
-        for line in whole_lines(file):
-            try:
-                yield parse_object(line.payload)
-            except ValueError as error:
-                raise LabelError(
-                    "a line is not a label record",
-                    where=f"{path}:{line.number}",
-                    found=str(error),
-                    do="delete the directory and label again, or restore the file",
-                    code="E-LABEL-CORRUPT",
-                ) from None

@@ -1,6 +1,6 @@
 """Documents that are recorded as taken down, but that a split or a plan still has."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from loader.files.format import Manifest
@@ -13,33 +13,27 @@ from nmoe_core.shards.publish.read import opened
 _DEPTH = 6  # of a shard's manifest below the root of its run, at most
 
 
-def left_in(manifests: Iterable[Manifest]) -> dict[Path, int]:
-    """The number of documents in each manifest that the run's record names, without zeros. The
+def errors_of_left(manifests: Iterable[Manifest]) -> Iterator[CurationError]:
+    """An error for each manifest with documents that the run's record names (E-TAKEDOWN-LEFT). The
     record is looked for in the directories above the manifest. Raises as `taken_down` and
     `ingest_ids`."""
-    found = {}
     for manifest in manifests:
         trees = map(Tree.below, manifest.path.absolute().parents[:_DEPTH])
         tree = next((tree for tree in trees if tree.takedown.is_file()), None)
-        if texts := taken_down(tree) if tree else ():
-            found[manifest.path] = sum(text in texts for _, text in ingest_ids(manifest))
-    return {path: count for path, count in found.items() if count}
+        texts = taken_down(tree) if tree else frozenset[str]()
+        if count := sum(text in texts for _, text in ingest_ids(manifest)) if texts else 0:
+            yield CurationError(
+                "the shards have documents that are recorded as taken down",
+                where=manifest.path,
+                found=f"{count:,} documents",
+                do="run nmoe run curate first; use curated shards, not the data tree",
+                code="E-TAKEDOWN-LEFT",
+            )
 
 
 def require_none_left(path: Path) -> None:
-    """Raise CurationError if the local plan or manifest has documents that are recorded as taken
-    down (E-TAKEDOWN-LEFT); raises also as `opened` and `left_in`."""
+    """Raise the first error of `errors_of_left` for a local plan or manifest; raises also as
+    `opened`."""
     with opened(str(path)) as data:
-        for where, count in left_in(data.manifests).items():
-            raise left_error(where, count)
-
-
-def left_error(where: Path, count: int) -> CurationError:
-    """The error for a manifest with documents that are recorded as taken down."""
-    return CurationError(
-        "the shards have documents that are recorded as taken down",
-        where=where,
-        found=f"{count:,} documents",
-        do="run nmoe run curate first; use curated shards, not the data tree",
-        code="E-TAKEDOWN-LEFT",
-    )
+        for error in errors_of_left(data.manifests):
+            raise error
