@@ -1,5 +1,6 @@
 """Exports all sources of a loader plan, with the lines that give a trainer their shares."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -95,29 +96,25 @@ def _use_of(form: Form, output: Path, rows: list[Row], plan: LoaderPlan) -> str:
     lines = []
     for split in dict.fromkeys(row["split"] for row in rows):
         of_split = [row for row in rows if row["split"] == split]
-        at = {row["source"]: output / row["source"] / split for row in of_split}
-        pairs = [(row, at[row["source"]], f"{row['share']:.6g}") for row in of_split]
+        places = [str(output / row["source"] / split) for row in of_split]
+        shares = [f"{row['share']:.6g}" for row in of_split]
         match form:
             case "megatron":
-                parts = " ".join(f"{share} {place / row['name']}" for row, place, share in pairs)
-                lines.append(f"--{split}-data-path {parts}")
+                prefixes = (f"{place}/{row['name']}" for place, row in zip(places, of_split))
+                lines.append(f"--{split}-data-path {' '.join(chain(*zip(shares, prefixes)))}")
             case "olmo":
-                lines.append(f"# {split}")
-                for row, place, share in pairs:
+                for row, place, share in zip(of_split, places, shares):
                     paths = f"{row['source']!r}, target_ratio={share}, paths=['{place}/*.npy']"
-                    lines.append(f"SourceMixtureConfig(source_name={paths}),")
+                    lines.append(f"SourceMixtureConfig(source_name={paths}),  # {split}")
             case "mds":
-                for _, place, share in pairs:
-                    lines.append(f"Stream(local={str(place)!r}, proportion={share}),  # {split}")
+                for place, share in zip(places, shares):
+                    lines.append(f"Stream(local={place!r}, proportion={share}),  # {split}")
             case "llmc":
                 flag = "-i" if split == "train" else "-j"
                 lines.append(f'{flag} "{output}/*/{split}/*.bin"')
             case "parquet":
-                places = [str(place) for _, place, _ in pairs]
-                shares = ", ".join(share for _, _, share in pairs)
-                name = repr(_HF_SPLITS[split])
-                parts = f"[load_dataset(path)[{name}] for path in {places}]"
-                lines.append(f"interleave_datasets({parts}, probabilities=[{shares}])")
+                parts = f"[load_dataset(path)[{_HF_SPLITS[split]!r}] for path in {places}]"
+                lines.append(f"interleave_datasets({parts}, probabilities=[{', '.join(shares)}])")
     if form == "olmo":
         numbers = f"vocab_size={plan.vocab_size}, eos_token_id={plan.eos_token_id}"
         lines.append(f"TokenizerConfig({numbers}, pad_token_id={plan.eos_token_id})")

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,8 @@ from nmoe_core.labels.oracle import Record, read_records
 from nmoe_core.labels.slices import NUM_LABEL_SHARDS, SPLITS
 
 _KNOWN_NAME = "known.jsonl"  # records beside the labels of a slice, for other slices
-# The files of labels, and the fields of their records that quote the document.
-_TEXT_FIELDS = dict.fromkeys(
-    (f"**/{SCORES_NAME}", f"**/{_KNOWN_NAME}", "merged/labels_*.jsonl"), ("snippet", "raw")
-)
+_FILES = (f"**/{SCORES_NAME}", f"**/{_KNOWN_NAME}", "merged/labels_*.jsonl")
+_TEXT_FIELDS = ("snippet", "raw")  # they quote the document
 
 
 class LabelsOf:
@@ -39,7 +37,7 @@ class LabelsOf:
         merged = {self._tree.merged_labels(split) for split in SPLITS}
         labels = {}
         labelled = 0
-        for path, _ in self._files():
+        for path in self._files():
             count = sum(map(self._is_of_these, read_records(path)))
             labelled += count if path in merged else 0
             if count:
@@ -51,21 +49,18 @@ class LabelsOf:
         again. Raises LockedError if a process is writing labels."""
         merged = {self._tree.merged_labels(split): split for split in SPLITS}
         changed = []
-        for path, names in [*self._files()]:
+        for path in self._files():
             if path in merged and self._is_labelled(merged[path]):
                 is_changed = merge_labels(self._tree, merged[path]).facts["changed"]
             else:
                 with replacing(path) if path in merged else output_lock(path.parent):
-                    is_changed = self._erase(path, names)
+                    is_changed = self._erase(path)
             if is_changed:
                 changed.append(path.relative_to(self._tree.labels).as_posix())
         return changed
 
-    def _files(self) -> Iterator[tuple[Path, tuple[str, ...]]]:
-        """The files of labels, with the fields of their records that quote the document."""
-        for pattern, names in _TEXT_FIELDS.items():
-            for path in sorted(self._tree.labels.glob(pattern)):
-                yield path, names
+    def _files(self) -> list[Path]:
+        return [path for form in _FILES for path in sorted(self._tree.labels.glob(form))]
 
     def _is_of_these(self, record: Record) -> bool:
         return record.get("doc_id") in self._doc_ids or record.get("text_sha256") in self._texts
@@ -75,11 +70,13 @@ class LabelsOf:
         shards = (self._tree.label_shard(split, i) for i in range(NUM_LABEL_SHARDS))
         return all((shard / SUMMARY_NAME).is_file() for shard in shards)
 
-    def _erase(self, path: Path, names: tuple[str, ...]) -> bool:
+    def _erase(self, path: Path) -> bool:
         records = [*read_records(path)]
-        chosen = [one for one in records if self._is_of_these(one) and any(map(one.get, names))]
+        chosen = [
+            one for one in records if self._is_of_these(one) and any(map(one.get, _TEXT_FIELDS))
+        ]
         for record in chosen:
-            record.update((name, "") for name in names if name in record)
+            record.update((name, "") for name in _TEXT_FIELDS if name in record)
         if not chosen:
             return False
         lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]

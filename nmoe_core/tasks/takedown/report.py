@@ -164,7 +164,11 @@ def _copies(run: Run, roots: Sequence[Path], also: Sequence[Place] = ()) -> Fact
     covered = {*roots, *(path for place in also if place.is_searchable for path in place.paths)}
     left = [place for place in places(run) if not covered.issuperset(place.paths)]
     names = [*map(str, left), "caches of loaders, exports and pages in other directories"]
-    names += ["models that learned from them", f"{store} and other stores" if store else "stores"]
+    names += [
+        "inputs on the hub or in stores",
+        "models that learned from them",
+        f"{store} and other stores" if store else "stores",
+    ]
     return {"not_covered": names, "published": store, "run_plan": str(run.tree.plan)}
 
 
