@@ -2,7 +2,7 @@
 
 A certificate has both plans, the digest of all sources and windows before the step, and the windows
 of each source that are read before and after the step. `verify_certificate` recomputes the whole
-certificate from the two plans and their data. Format: docs/formats.md.
+certificate from the two plans and the manifests of their data. Format: docs/formats.md.
 """
 
 import hashlib
@@ -97,9 +97,9 @@ def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
 
 
 def verify_certificate(path: str | Path) -> Certificate:
-    """Read a certificate and recompute it from its plans and their data. Raises PlanError if the
-    result differs from the file (E-REMIX-CERTIFICATE), and the errors of
-    `loader.plan.file.load_plan` for either plan."""
+    """Read a certificate and recompute it from its plans and the manifests of their data; no token
+    file is read. Raises PlanError if the result differs from the file (E-REMIX-CERTIFICATE), and
+    the errors of `loader.plan.file.load_plan` for either plan."""
     path = Path(path)
     try:
         value = read_json_object(path, _MAX_BYTES)

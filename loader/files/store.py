@@ -43,8 +43,9 @@ class Found(NamedTuple):
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
     """A complete file, or its bytes `[start, stop)` up to its end; None if the file is missing.
-    Raises PlanError if the store does not answer, refuses, does not support ranges, or sends more
-    than `MAX_BYTES` (E-STORE), and ConfigError if its client is not installed."""
+    Raises PlanError if the store does not answer, refuses, lacks the bucket, does not support
+    ranges, or sends more than `MAX_BYTES` (E-STORE), and ConfigError if its client is not
+    installed."""
     with _asking(url):
         store, key = _store_of(url)
         try:
@@ -54,7 +55,9 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
             options = span and {"range": span}
             found = _obstore().get(store, key, options=options)
             return found.bytes().to_bytes() if span else b"".join(_parts(found))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if "NoSuchBucket" in str(error):
+                raise _refused(address(url), "read", error) from None
             return None
 
 

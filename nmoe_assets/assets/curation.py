@@ -16,6 +16,7 @@ from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.shards.publish.send import publish
 from nmoe_core.tasks import checks, curate
 from nmoe_core.tasks.graph import settings
+from nmoe_core.tasks.takedown.left import require_none_left
 
 GROUP = "curation"
 
@@ -215,4 +216,9 @@ def published_plan(run: Run) -> list[dg.AssetsDefinition]:
         code_version=settings.published_plan(run).version,
         deps=[["mixture", "loader_plan"]],
     )
-    return [asset.unpartitioned(lambda: publish(run.tree.plan, run.config.publish.url))]
+
+    def send() -> Result:
+        require_none_left(run.tree.plan)
+        return publish(run.tree.plan, run.config.publish.url)
+
+    return [asset.unpartitioned(send)]

@@ -31,6 +31,7 @@ from nmoe_core.prep.versions import (
     compare_versions,
     find_version,
     list_versions,
+    remove_versions,
     restore_version,
     share_of_mixture,
 )
@@ -76,14 +77,17 @@ def register(verbs: Any) -> None:
 
 
 def _register_versions(verbs: Any) -> None:
-    versions = verbs.add_parser("versions", help="list and restore earlier versions of a split")
+    versions = verbs.add_parser(
+        "versions", help="list, restore and remove earlier versions of a split"
+    )
     parts = versions.add_subparsers(dest="part", required=True, metavar="COMMAND")
     listed = add_verb(parts, "list", find_versions, "list all versions of a split", print_rows)
     compared = add_verb(
         parts, "compare", compare, "compare documents and tokens of two versions", _show_compared
     )
     restored = add_verb(parts, "restore", restore, "make an earlier version current", print_rows)
-    for verb in (listed, compared, restored):
+    removed = add_verb(parts, "remove", remove, "remove all earlier versions", print_rows)
+    for verb in (listed, compared, restored, removed):
         verb.add_argument("split", type=Path, help="directory that contains manifest.json")
     compared.add_argument("old", metavar="VERSION", help="id of a version, or its first characters")
     compared.add_argument("new", metavar="WITH", nargs="?", help="default: the current version")
@@ -259,6 +263,12 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
 def restore(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Restore a version; return all versions, as `list` does."""
     restore_version(arguments.split, arguments.version)
+    return find_versions(arguments)
+
+
+def remove(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Remove the earlier versions; return the current one, as `list` does."""
+    remove_versions(arguments.split)
     return find_versions(arguments)
 
 

@@ -13,6 +13,8 @@ from loader.plan.records import LoaderPlan
 from loader.plan.settings import DEFAULT_EOS_TOKEN_ID, DEFAULT_VOCAB_SIZE
 from nmoe_core.cli.flags import number
 from nmoe_core.cli.output import add_verb, print_json, print_rows, print_table
+from nmoe_core.shards.export.plan import MIXTURE_NAME
+from nmoe_core.shards.export.run import SUMMARY_NAME, damaged_files
 from nmoe_core.shards.inspect import (
     ShardInspection,
     files_of_directory,
@@ -29,6 +31,8 @@ _FORMATS = {
     "megatron": "Megatron-LM's indexed dataset: .bin and .idx",
     "olmo": "OLMo-core's token arrays: .npy and .csv.gz",
     "mds": "MosaicML Streaming's shards: .mds and index.json",
+    "llmc": "llm.c's token files: .bin",
+    "parquet": "texts with their columns as a Hugging Face dataset: .parquet",
 }
 _HEADER = ("dataset", "version", "tokenizer", "vocab_size", "eos_token_id", "total_tokens")
 _HEADER += ("total_documents", "num_shards")
@@ -36,7 +40,8 @@ _HEADER += ("total_documents", "num_shards")
 
 def register(verbs: Any) -> None:
     verify = add_verb(verbs, "verify", run_verify, "check the files of a manifest or plan")
-    verify.add_argument("manifest", metavar="MANIFEST|PLAN", help="path or URL")
+    text = "path or URL; or the directory of an export"
+    verify.add_argument("manifest", metavar="MANIFEST|PLAN", help=text)
     verify.add_argument("--checksums", action="store_true", help="hash every file")
     verify.add_argument(
         "--deep", action="store_true", help="read every token, and compare every file's SHA-256"
@@ -84,12 +89,16 @@ def register(verbs: Any) -> None:
     forms = exported.add_subparsers(dest="form", required=True, metavar="FORMAT")
     for name, text in _FORMATS.items():
         form = add_verb(forms, name, run_export, text, _show_export)
-        form.set_defaults(seq_len=None)
-        form.add_argument("manifest", type=Path, help="manifest of a split or of a shard")
+        form.set_defaults(seq_len=None, tokenizer=None)
+        text = "manifest of a split or of a shard, or a loader plan"
+        form.add_argument("manifest", type=Path, metavar="MANIFEST|PLAN", help=text)
         form.add_argument("--output", type=Path, required=True, metavar="DIR")
         if name == "mds":
             text = "write windows of N tokens as samples (default: documents)"
             form.add_argument("--seq-len", type=int, metavar="N", help=text)
+        if name == "parquet":
+            text = "if the tokenizer of the shards is a file"
+            form.add_argument("--tokenizer", help=text)
 
 
 def _share(text: str) -> float:
@@ -107,11 +116,18 @@ def _manifest(path: Path) -> Manifest:
 def run_verify(arguments: argparse.Namespace) -> int:
     """Name every file that differs from the manifest; the exit status is then 1."""
     from nmoe_core.shards.publish.read import opened
+    from nmoe_core.tasks.takedown.left import errors_of_left
 
+    given = Path(arguments.manifest)
+    exports = [given, *sorted(given.glob("*/*"))] if (given / MIXTURE_NAME).is_file() else [given]
+    if found := [path for path in exports if (path / SUMMARY_NAME).is_file()]:
+        return _verify_exports(given, found, arguments.json)
     tiers = {"checksums": arguments.checksums, "deep": arguments.deep}
     with opened(arguments.manifest) as data:
         problems = data.verify(**tiers)
         manifests = data.manifests
+        for left in errors_of_left(manifests):
+            print(f"warning: {left.line()}", file=sys.stderr)
     if arguments.json:
         print_json({"ok": not problems, "problems": [str(problem) for problem in problems]})
     for problem in problems:
@@ -128,6 +144,18 @@ def run_verify(arguments: argparse.Namespace) -> int:
             f"{sum(m.total_tokens for m in manifests):,} tokens ({tier})"
         )
     return 0
+
+
+def _verify_exports(output: Path, exports: list[Path], is_json: bool) -> int:
+    """Compare the files of an export, or of the exports of a plan, with each `export.json`."""
+    problems = [problem for path in exports for problem in damaged_files(path)]
+    if is_json:
+        print_json({"ok": not problems, "problems": [error.line() for error in problems]})
+    for error in problems:
+        print(error.line(), file=sys.stderr)
+    if not problems and not is_json:
+        print(f"OK {output}: an export, whose files have their checksums")
+    return 1 if problems else 0
 
 
 def find_info(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -262,10 +290,16 @@ def _print_inspection(
 
 def run_export(arguments: argparse.Namespace) -> dict[str, Any]:
     """Write the export unless it is current."""
+    from nmoe_core.shards.export.plan import export_plan
     from nmoe_core.shards.export.run import export
+    from nmoe_core.shards.publish.pieces import is_plan
+    from nmoe_core.tasks.takedown.left import require_none_left
 
-    made = export(arguments.manifest, arguments.output, arguments.form, arguments.seq_len).facts
-    return {"output": str(arguments.output), **made}
+    own = arguments
+    require_none_left(own.manifest)
+    write = export_plan if is_plan(own.manifest) else export
+    made = write(own.manifest, own.output, own.form, own.seq_len, own.tokenizer).facts
+    return {"output": str(own.output), **made}
 
 
 def _show_export(made: dict[str, Any]) -> None:
@@ -274,3 +308,9 @@ def _show_export(made: dict[str, Any]) -> None:
         f"{made['output']}: {len(made['files'])} files, {made['documents']:,} documents, "
         f"{made['tokens']:,} tokens, {state}"
     )
+    if left_out := made["tokens_left_out"]:
+        print(f"left out: the last {left_out:,} tokens, which fill no sample")
+    for what in made.get("not_exported", ()):
+        print(f"not exported: {what}")
+    if use := made.get("use"):
+        print(f"\n{use}")

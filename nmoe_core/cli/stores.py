@@ -26,7 +26,9 @@ def register(verbs: Any) -> None:
 def run_publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish a plan or manifest; return the facts."""
     from nmoe_core.shards.publish.send import publish
+    from nmoe_core.tasks.takedown.left import require_none_left
 
+    require_none_left(arguments.path)
     made = publish(arguments.path, arguments.url, is_dry=arguments.dry_run)
     return {"is_dry_run": arguments.dry_run, "digest": made.digest, **made.facts}
 

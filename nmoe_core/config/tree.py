@@ -73,6 +73,7 @@ class Tree:
     account = _Below("root", "account.json")
     takedown = _Below("root", "takedown/documents.jsonl")
     takedown_grams = _Below("root", "takedown/grams.npy")
+    takedown_letters = _Below("root", "takedown/letters.npy")
     takedown_proof = _Below("root", "takedown/proof.json")
 
     @classmethod

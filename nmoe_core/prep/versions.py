@@ -1,4 +1,4 @@
-"""Earlier versions of a split: kept when it is replaced, then listed, compared or restored.
+"""Earlier versions of a split: kept when it is replaced, then listed, compared, restored, removed.
 
 Each version is a complete directory beside the split, in `.train.versions/ID`, that any reader can
 use. Its manifest and shards are hard links, so files that two versions share are stored once. An id
@@ -8,7 +8,7 @@ is the start of the manifest's content hash.
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,8 +80,7 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         write_bytes(new_dir / MANIFEST_NAME, read_file(current.manifest.path))
         return
     kept = _versions_dir(split_dir)
-    for left in half_kept(split_dir):
-        shutil.rmtree(left)
+    _remove(split_dir, [])
     if not (kept / current.id).exists() and most != 0:
         staged = kept / f".{current.id}{TMP_MARK}new"
         shutil.rmtree(staged, ignore_errors=True)
@@ -90,13 +89,7 @@ def keep_version(split_dir: Path, new_dir: Path | None = None, most: int | None 
         fsync_dir(kept)
     # The clock may have gone back: the current version is the newest regardless of its time.
     last_first = sorted(_kept(split_dir), key=lambda path: path.name != current.id)
-    for path in last_first[most:] if most is not None else ():
-        # renamed first: a version that is only partly removed must not be listed
-        old = path.with_name(f".{path.name}{TMP_MARK}old")
-        os.replace(path, old)
-        shutil.rmtree(old)
-    if kept.exists() and not any(kept.iterdir()):
-        kept.rmdir()
+    _remove(split_dir, last_first[most:] if most is not None else [])
 
 
 def half_kept(split_dir: Path) -> list[Path]:
@@ -120,6 +113,27 @@ def restore_version(split_dir: Path, version_id: str) -> Version:
             _link_version(version.manifest.path.parent, directory_beside(split_dir))
             swap_in(split_dir)
     return _version(split_dir, is_current=True)
+
+
+def remove_versions(split_dir: Path) -> None:
+    """Remove all kept versions of a split; raises LockedError if another process is writing it."""
+    split_dir = split_dir.resolve()
+    with output_lock(split_dir):
+        _remove(split_dir, _kept(split_dir))
+
+
+def _remove(split_dir: Path, versions: Iterable[Path]) -> None:
+    """Remove kept versions, and the incomplete directories of runs that were killed."""
+    for left in half_kept(split_dir):
+        shutil.rmtree(left)
+    for path in versions:
+        # renamed first: a version that is only partly removed must not be listed
+        old = path.with_name(f".{path.name}{TMP_MARK}old")
+        os.replace(path, old)
+        shutil.rmtree(old)
+    kept = _versions_dir(split_dir)
+    if kept.exists() and not any(kept.iterdir()):
+        kept.rmdir()
 
 
 def compare_versions(old: Manifest, new: Manifest) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """The passthrough columns of committed shards: `columns.parquet` in each shard's directory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,20 @@ def write_columns(
     }
 
 
-def copy_columns(paths: Sequence[Path], out: Path) -> None:
-    """Concatenate the rows of all files into one file."""
+def copy_columns(paths: Sequence[Path], ingest_ids: Iterator[str], out: Path) -> None:
+    """Concatenate the rows of all files into one file, with the ingest id of each document as the
+    last column, `ingest_id`."""
+    schema = pq.read_schema(regular(paths[0])).remove_metadata()
     with (
         atomic_file(out) as file,
         pq.ParquetWriter(
-            file, pq.read_schema(regular(paths[0])).remove_metadata(), compression="zstd"
+            file, schema.append(pa.field("ingest_id", pa.string())), compression="zstd"
         ) as writer,
     ):
         for path in paths:
-            writer.write_table(read_attribute(path))
+            rows = read_attribute(path)
+            ids = pa.array(islice(ingest_ids, rows.num_rows), pa.string())
+            writer.write_table(rows.append_column("ingest_id", ids))
 
 
 def values_of(path: Path, number: int) -> dict[str, Any]:

@@ -98,6 +98,7 @@ EFFECTS = {
     f"nmoe versions restore {_DATA} 5ea3e6": Effect(
         r" yes .+ (?!%(rows)d )[1-9]\d* .+\n.+ no .+ %(rows)d ", before=_PREPARED
     ),
+    f"nmoe versions remove {_DATA}": Effect(r" yes .+\n$", before=_PREPARED),
     f"nmoe verify {_MANIFEST} --deep": Effect(
         r"OK .+ %(rows)d documents.+tokens", before=_PREPARED
     ),
@@ -117,6 +118,15 @@ EFFECTS = {
     ),
     f"nmoe export mds {_MANIFEST} --output mds/web --seq-len 4096": Effect(
         "%(rows)d documents", ("mds/web/index.json",), _PREPARED
+    ),
+    f"nmoe export llmc {_MANIFEST} --output llmc/web": Effect(
+        "%(rows)d documents", ("llmc/web/web_000000.bin",), _PREPARED
+    ),
+    f"nmoe export parquet {_MANIFEST} --output texts/web": Effect(
+        "%(rows)d documents", ("texts/web/README.md",), _PREPARED
+    ),
+    f"nmoe export megatron {_PLAN} --output megatron": Effect(
+        "--train-data-path", ("megatron/mixture.json",)
     ),
     f"nmoe publish {_PLAN} s3://bucket/run --dry-run": Effect(r"[1-9]\d* files, .+ to send"),
     "nmoe attributes --only signals language": Effect(

@@ -227,7 +227,7 @@ def test_drift_is_the_share_of_values_that_moved_from_the_version_before(project
     picture, rows = summary.attribute_page(run, "web", "own", 0)
     assert half_size(picture) == picture
     assert [rows[0]["stars"], rows[-1]["stars"]] == [2.0, 7.0]
-    assert all(str(row["text"]).startswith("number") for row in rows)
+    assert all(str(row["doc_id"]).startswith("web//") for row in rows)
 
 
 def test_rows_of_other_documents_or_damaged_rows_do_not_pass(project: Project) -> None:

@@ -98,7 +98,7 @@ def _list(project: Path, *ids: str) -> Path:
 
 
 def _apply(project: Path) -> int:
-    return _on_run("takedown --apply", project, project / "gone.txt")
+    return _on_run("takedown --apply --erase-labels", project, project / "gone.txt")
 
 
 def _applied(project: Path) -> None:

@@ -14,6 +14,7 @@ from loader.plan.file import load_plan
 from loader.plan.remote import fetch_plan
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.prep.versions import list_versions
 from tests.crash.project import nmoe, rows_of, run_task
 from tests.crash.writers import Writer, grades, shards, tree_of, whole_shards
 from tests.project import json_lines, read_rows
@@ -81,6 +82,14 @@ def _restorable(project: Path) -> None:
     _other_settings(project)
     assert _remake(project) == 0
     (project / "version").write_text(first[:12])
+
+
+def _remove(project: Path) -> int:
+    return nmoe("versions remove", project / "out" / "data" / "web" / "train")
+
+
+def _num_versions(project: Path) -> int:
+    return len(list_versions(project / "out" / "data" / "web" / "train"))
 
 
 def _remix(project: Path) -> int:
@@ -224,8 +233,11 @@ OTHER_WRITERS = {
     "export megatron": _export("megatron"),
     "export olmo": _export("olmo"),
     "export mds": _export("mds"),
+    "export llmc": _export("llmc"),
+    "export parquet": _export("parquet"),
     "prep-mixture --force": Writer(_remake, shards, _other_settings),
     "versions restore": Writer(_restore, shards, _restorable),
+    "versions remove": Writer(_remove, _one("versions", _num_versions), _restorable),
     "remix": Writer(
         _remix,
         lambda project: {

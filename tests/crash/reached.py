@@ -83,6 +83,8 @@ _BY_WRITER = {
     ),
     "export olmo": ("nmoe_core.shards.export.raw:write_olmo",),
     "export mds": ("nmoe_core.shards.export.mds:write",),
+    "export llmc": ("nmoe_core.shards.export.raw:write_llmc",),
+    "export parquet": ("nmoe_core.shards.export.text:write_texts",),
     "remix": ("nmoe_core.audit.plans.remix:write_remix",),
     "twin": ("nmoe_core.audit.plans.twin:write_twin",),
     "blocks": ("loader.files.blocks:write_blocks",),
@@ -119,6 +121,10 @@ _BY_WRITER = {
         "nmoe_core.curate.topics.model:save_tensors",
     ),
     "versions restore": ("nmoe_core.prep.versions:restore_version",),
+    "versions remove": (
+        "nmoe_core.prep.versions:_remove",
+        "nmoe_core.prep.versions:remove_versions",
+    ),
     "text of a trainer": (
         "nmoe_core.prep.text_source:_make",
         "nmoe_core.prep.text_source:tokenised",
@@ -132,7 +138,12 @@ _BY_WRITER = {
     ),
     "train import-pt": ("nmoe_core.quality.heads.convert:import_pickle",),
     "hydra audit": ("nmoe_core.quality.grading.audit:_job",),
-    "takedown --apply": ("nmoe_core.curate.takedown.record:add_rows",),
+    "takedown --apply": (
+        "nmoe_core.curate.takedown.record:_write_grams",
+        "nmoe_core.curate.takedown.record:add_rows",
+        "nmoe_core.tasks.takedown.labels:LabelsOf._erase",
+        "nmoe_core.tasks.takedown.labels:LabelsOf.erase",
+    ),
     "takedown --verify": ("nmoe_core.tasks.takedown.report:verify",),
     "takedown --mask": ("nmoe_core.tasks.takedown.report:mask_plan",),
     "seen --index": (
@@ -149,6 +160,8 @@ REACHED = {site: writer for writer, sites in _BY_WRITER.items() for site in site
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_kill_at_any_step_leaves_the_old_file_whole": (  # one call of `atomic_file`
         "nmoe_core.shards.columns:copy_columns",
+        "nmoe_core.shards.export.plan:_write_masks",
+        "nmoe_core.shards.export.plan:export_plan",
         "nmoe_core.cli.project.commands:_write_demo",
         "nmoe_core.cli.project.commands:_write_own",
         "nmoe_core.curate.jsonl.run:_draw",

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import re
 import struct
 from math import gcd
 from typing import Any
 
 from loader import remix, resolve_plan
+from tests.project import REPOSITORY
 
 
 def picks_of(stage: dict[str, Any]) -> list[str]:
@@ -92,6 +94,20 @@ def plan_hash_of(plan: dict[str, Any]) -> str:
             for source in stage["sources"]
         ]
     return sha256_of(value, is_escaped=True)
+
+
+def test_the_test_vector_of_the_page_is_made_by_what_the_page_says() -> None:
+    page = (REPOSITORY / "docs" / "formats.md").read_text("utf-8")
+    (vector,) = [
+        json.loads(block)
+        for block in re.findall("```json\n(.*?)```", page, re.DOTALL)
+        if "prefix_sha256" in block
+    ]
+    order = order_of(vector["plan"])
+    assert [[*one] for one in order] == vector["order"]
+    assert prefix_of(order, vector["sequence"]) == vector["prefix_sha256"]
+    assert sha256_of(vector["object"], is_escaped=False) == vector["as_certificate"]
+    assert sha256_of(vector["object"], is_escaped=True) == vector["as_plan"]
 
 
 def test_a_certificate_is_recomputed_from_the_page_of_formats(tree, tmp_path):

@@ -10,11 +10,12 @@ from typing import Any
 
 from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.cli.flags import add_run_flags, run_of
-from nmoe_core.cli.output import add_verb, in_line, print_facts, print_rows, print_table
+from nmoe_core.cli.output import add_verb, in_line, print_facts, print_rows, print_table, size
 
 _MOST_ROWS = 40
 _STEPS = ("apply", "verify", "mask")
 _STEP_OF = {"by": "apply", "why": "apply", "raw": "verify", "allow_shared": "verify"}
+_STEP_OF |= {"everywhere": "verify", "erase_labels": "apply"}
 _STEP_OF |= {"output": "mask", "plan": None, "state": None}
 
 
@@ -39,16 +40,18 @@ def register(verbs: Any) -> None:
     )
     verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the masked plan")
     verb.add_argument(
-        "--state",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="JSON",
-        help="states of the run's loaders",
+        "--state", type=Path, nargs="+", metavar="JSON", help="states of the run's loaders"
     )
     verb.add_argument("--plan", type=Path, help="plan of a loader (default: the run's)")
     verb.add_argument(
         "--raw", action="store_true", help="with --verify: search the data shards too"
+    )
+    verb.add_argument(
+        "--everywhere",
+        type=Path,
+        nargs="*",
+        metavar="DIR",
+        help="with --verify: search all files of the run, of Dagster, and of these directories",
     )
     verb.add_argument(
         "--allow-shared",
@@ -59,6 +62,11 @@ def register(verbs: Any) -> None:
         "--by", default="", metavar="NAME", help="name of the requester, for the record"
     )
     verb.add_argument("--why", default="", metavar="TEXT", help="the reason, for the record")
+    verb.add_argument(
+        "--erase-labels",
+        action="store_true",
+        help="with --apply: erase the texts in label records; heads are then trained again",
+    )
     verb.add_argument("--json", action="store_true", help="print JSON")
     add_run_flags(verb, is_required=True)
 
@@ -70,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = arguments
     step = next((name for name in _STEPS if getattr(given, name)), None)
     for name, its in _STEP_OF.items():
-        if getattr(given, name) and its != step:
+        if getattr(given, name) not in (None, False, "") and its != step:
             where = f"with --{its}" if its else f"without --{step}"
             raise ConfigError(f"--{name.replace('_', '-')} has no effect here", expected=where)
     if given.mask and not given.output:
@@ -81,10 +89,15 @@ def run(arguments: argparse.Namespace) -> int:
         masked = report.mask_plan(of, path, given.mask, given.output)
         return print_facts(masked, given.json, _show_mask)
     if given.apply:
-        return print_facts(report.apply(of, path, given.by, given.why), given.json, _show_record)
+        done = report.apply(of, path, given.by, given.why, erase_labels=given.erase_labels)
+        return print_facts(done, given.json, _show_record)
     if not given.verify:
-        return print_facts(report.report(of, path, given.plan, given.state), given.json, _show)
-    found = report.verify(of, path, raw=given.raw, allow_shared=given.allow_shared)
+        return print_facts(
+            report.report(of, path, given.plan, given.state or []), given.json, _show
+        )
+    found = report.verify(
+        of, path, raw=given.raw, allow_shared=given.allow_shared, everywhere=given.everywhere
+    )
     print_facts(found, given.json, _show_proof)
     if not found["holds"]:
         print(_left(found).line(), file=sys.stderr)
@@ -154,14 +167,17 @@ def _show_copies(facts: dict[str, Any]) -> None:
 
 def _show_labels(facts: dict[str, Any]) -> None:
     if files := facts["labels"]:
-        number = f"{sum(files.values()):,} records hold the beginning of a text"
-        print(f"labels: {number}, in {_names([*files])}; heads were trained on them")
+        number = f"{sum(files.values()):,} records are about these documents"
+        trained = "; heads were trained on them" * any("merged/" in name for name in files)
+        print(f"labels: {number}, in {_names([*files])}{trained}")
 
 
 def _show_record(facts: dict[str, Any]) -> None:
     print_rows([row for row in facts["items"] if row["documents"] or row["copies"]][:_MOST_ROWS])
     _show_unmatched(facts)
     print(f"{facts['record']}: {facts['added']:,} added, {facts['recorded']:,} in all")
+    if facts["erased"]:
+        print(f"labels: texts erased in {_names(facts['erased'])}")
     _show_rebuild(facts)
     _show_copies(facts)
     print("next: nmoe run curate, then nmoe takedown LIST --verify")
@@ -172,23 +188,30 @@ def _show_mask(facts: dict[str, Any]) -> None:
 
 
 def _show_proof(facts: dict[str, Any]) -> None:
-    for key in ("remaining", "shared"):
+    for key in ("remaining", "shared", "found", "unreadable"):
         if facts[key]:
             print(f"{key}:")
             print_rows(facts[key][:_MOST_ROWS])
             _more(facts[key])
     _show_unmatched(facts)
     where = "curated and data shards" if facts["raw"] else "curated shards"
+    places = f"{where} and the files searched" if facts["searched"] else where
     print(
         f"{facts['grams']:,} grams of {facts['texts']:,} texts, searched in "
         f"{facts['documents']:,} documents of {where}, {facts['tokens']:,} tokens"
     )
+    for row in facts["searched"]:
+        number = f"{row['files']:,} files, {size(row['bytes'])}"
+        print(f"searched by letters and tokens: {row['place']}, {number}")
+    if facts["too_short"]:
+        number = f"{len(facts['too_short']):,} texts"
+        print(f"not searched for by letters: {number}, which are too short or recorded without")
     _show_labels(facts)
     _show_copies(facts)
-    said = f"no 50-gram of these texts is left in {where}"
+    said = f"no 50-gram of these texts is left in {places}"
     if facts["shared"]:
         number = f"{len(facts['shared']):,} others share passages, as --allow-shared permits"
-        said = f"no document with one of these texts is left in {where}; {number}"
+        said = f"no document with one of these texts is left in {places}; {number}"
     print(f"{said if facts['holds'] else 'not proved'}: {facts['proof']}")
 
 
@@ -199,8 +222,16 @@ def _left(facts: dict[str, Any]) -> CurationError:
         "documents that remain": len(facts["remaining"]),
         "documents that share a passage": 0 if facts["allow_shared"] else len(facts["shared"]),
         "files that no manifest names": len(facts["unnamed"]),
+        "files of other places": len(facts["found"]),
     }
-    dos = ("apply the list", "curate again", "list them too, or give --allow-shared", "remove them")
+    remedies = dict.fromkeys(f"{row['place']}: {row['remedy']}" for row in facts["found"])
+    dos = [
+        "apply the list",
+        "curate again, and remove them from the source",
+        "list them too, or give --allow-shared",
+        "remove them",
+    ]
+    dos.append("; ".join(remedies))
     found = [(f"{number} {what}", do) for (what, number), do in zip(counts.items(), dos) if number]
     return CurationError(
         "the texts are not fully removed",

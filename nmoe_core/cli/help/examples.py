@@ -22,6 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe versions list": ("nmoe versions list data/web/train",),
     "nmoe versions compare": ("nmoe versions compare data/web/train 5ea3e6",),
     "nmoe versions restore": ("nmoe versions restore data/web/train 5ea3e6",),
+    "nmoe versions remove": ("nmoe versions remove data/web/train",),
     "nmoe verify": (
         "nmoe verify data/web/train/manifest.json --deep",
         "nmoe verify s3://bucket/run/loader_plan.json --checksums",
@@ -32,7 +33,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         " --eos-token-id 199999",
     ),
     "nmoe inspect": ("nmoe inspect --manifest data/web/train/manifest.json --sample 3",),
-    "nmoe export": ("nmoe export olmo data/web/train/manifest.json --output olmo/web",),
+    "nmoe export": (
+        "nmoe export olmo data/web/train/manifest.json --output olmo/web",
+        "nmoe export megatron out/mixture/loader_plan.json --output megatron",
+    ),
+    "nmoe export llmc": ("nmoe export llmc data/web/train/manifest.json --output llmc/web",),
+    "nmoe export parquet": ("nmoe export parquet data/web/train/manifest.json --output texts/web",),
     "nmoe export megatron": (
         "nmoe export megatron data/web/train/manifest.json --output megatron/web",
     ),

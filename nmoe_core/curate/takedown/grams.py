@@ -37,20 +37,27 @@ class Hit(NamedTuple):
     positions: np.ndarray
 
 
-def grams_of(tokens: np.ndarray, text: int) -> np.ndarray:
+def grams_of(tokens: np.ndarray, text: int, every: int = 1) -> np.ndarray:
     """The distinct grams of a text's tokens `[n]` (without BOS and EOS), as rows of dtype `GRAMS`;
-    `text` is the number of the text, which each row holds."""
+    `text` is the number of the text, which each row holds. If `every` is above 1, only one gram of
+    each `every` successive grams is taken, by its hash, so that a passage of `GRAM_TOKENS + every -
+    1` tokens has a gram wherever it begins."""
     length = min(len(tokens), GRAM_TOKENS)
     parts = [np.empty(0, GRAMS)]
     for start in range(0, len(tokens) - length + 1 if length else 0, _CHUNK):
         part = np.asarray(tokens[start : start + _CHUNK + length - 1], "<u4")
         hashes = _hashes(part, window_size(length))
-        count = len(part) - length + 1
         rows = np.lib.stride_tricks.sliding_window_view(part, length)
-        digests = [hashlib.sha256(row.tobytes()).digest() for row in rows]
-        found = np.empty(count, GRAMS)
-        found["first"] = hashes[:count]
-        found["last"] = hashes[length - window_size(length) :][:count]
+        at = np.arange(len(rows))
+        if every > 1:
+            windows = np.lib.stride_tricks.sliding_window_view(
+                hashes[: len(rows)] * _MIX, min(every, len(rows))
+            )
+            at = np.unique(windows.argmin(axis=1) + at[: len(windows)])
+        digests = [hashlib.sha256(row.tobytes()).digest() for row in rows[at]]
+        found = np.empty(len(at), GRAMS)
+        found["first"] = hashes[at]
+        found["last"] = hashes[at + length - window_size(length)]
         found["sha256"] = np.frombuffer(b"".join(digests), "V32")
         found["text"] = text
         found["length"] = length

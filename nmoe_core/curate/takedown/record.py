@@ -1,11 +1,12 @@
-"""The takedown record, `takedown/documents.jsonl` and `grams.npy`: curation excludes its documents.
+"""The takedown record, `takedown/documents.jsonl`: curation excludes its documents.
 
 A row names a document and the SHA-256 of its text. Curated shards exclude every document with one
 of these texts, whatever its id, source or shard, including copies that arrive later. The grams of
 each text are stored as hashes, so that its removal can be proved even when no shard holds the text
-any more. Grams are written before the rows, and each row holds the number of its text's grams. If
-grams of a row are missing, an error is raised. Grams without rows, which a killed writer left, are
-overwritten.
+any more: grams of tokens in `grams.npy`, grams of letters in `letters.npy`. Grams are written
+before the rows. Each row holds the number of its text's grams of tokens, and the last line holds
+the number and the digest of all grams of letters. If grams are missing, an error is raised. Grams
+without rows, which a killed writer left, are overwritten.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.takedown.grams import GRAMS, grams_of
+from nmoe_core.curate.takedown.letters import letter_grams
 from nmoe_core.shards.documents import ingest_ids
 
 TAKEN_DOWN = "takedown"
@@ -75,15 +77,20 @@ class ShardTakedown:
 def read_rows(tree: Tree) -> tuple[Row, ...]:
     """Read the rows of a run's record; empty without a record. Raises FormatError if a line is not
     a row (E-TAKEDOWN-RECORD)."""
+    return _read_record(tree)[0]
+
+
+def _read_record(tree: Tree) -> tuple[tuple[Row, ...], dict[str, Any]]:
+    """The rows, and the last line of the file."""
     try:
         stat = tree.takedown.stat()
     except FileNotFoundError:
-        return ()
+        return (), {}
     return _read(tree.takedown, (stat.st_ino, stat.st_mtime_ns, stat.st_size))
 
 
 @functools.lru_cache(maxsize=4)
-def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
+def _read(path: Path, _: tuple[int, ...]) -> tuple[tuple[Row, ...], dict[str, Any]]:
     kinds = {field.name: {"int": int, "bool": bool}.get(str(field.type), str) for field in _FIELDS}
     rows = []
     seal = {}
@@ -95,18 +102,20 @@ def _read(path: Path, _: tuple[int, ...]) -> tuple[Row, ...]:
             raise _refuse(path, line.number, f"keys {', '.join(value)}"[:200])
         rows.append(Row(**value))
     try:
-        is_sealed = seal == _seal(rows)
+        is_sealed = seal == _seal(rows, seal.get("letters"))
     except UnicodeEncodeError:  # a lone surrogate, which the writer never writes
         is_sealed = False
     if not is_sealed:
         raise _refuse(path, None, "rows that do not match the checksum in the last line")
-    return tuple(rows)
+    return tuple(rows), seal
 
 
-def _seal(rows: Iterable[Row]) -> dict[str, str]:
+def _seal(rows: Iterable[Row], letters: object) -> dict[str, Any]:
     """The last line of the file, a checksum over the rows. Without the checksum, a lost row would
-    go unnoticed, and its document would return."""
-    return {"sha256": sha256_json([asdict(row) for row in rows])}
+    go unnoticed, and its document would return. `letters`: the number and the digest of the grams
+    of letters; records of earlier versions have none."""
+    seal = {"sha256": sha256_json([asdict(row) for row in rows])}
+    return seal if letters is None else {**seal, "letters": letters}
 
 
 _FIELDS = fields(Row)
@@ -137,44 +146,64 @@ def record_digest(tree: Tree, source: str) -> str | None:
 
 
 def add_rows(
-    tree: Tree, rows: Iterable[Mapping[str, Any]], tokens: Mapping[str, np.ndarray]
+    tree: Tree,
+    rows: Iterable[Mapping[str, Any]],
+    tokens: Mapping[str, np.ndarray],
+    decode: Callable[[np.ndarray], str],
 ) -> list[Row]:
-    """Add the documents that the record lacks; return the added rows.
+    """Add the documents that the record lacks, and the grams of letters that it lacks; return the
+    added rows.
 
     Args:
         tree: Tree of the run.
         rows: Fields of `Row`, without the fields about grams.
         tokens: Token ids of each text, without BOS and EOS, by its SHA-256.
+        decode: Makes the text from token ids.
 
     Raises:
         FormatError: The record is damaged (E-TAKEDOWN-RECORD).
         LockedError: Another process is writing the record.
     """
-    with replacing(tree.takedown, tree.takedown_grams):
+    with replacing(tree.takedown, tree.takedown_grams, tree.takedown_letters):
         known = read_rows(tree)
         grams = read_grams(tree, known)
+        letters = read_letters(tree)
         digests = _digests(known)
         keys = {row.key for row in known}
         added = []
         parts = [grams]
+        numbers = {text: number for number, text in enumerate(digests)}
+        with_letters = set(letters["text"].tolist())
+        letter_parts = [letters]
         for value in rows:
             text = value["text_sha256"]
             if text not in digests:
                 part = grams_of(tokens[text], len(digests))
                 parts.append(part)
                 digests[text] = len(part), _digest(part)
+            number = numbers.setdefault(text, len(numbers))
+            if number not in with_letters:
+                with_letters.add(number)
+                letter_parts.append(letter_grams(decode(tokens[text]), number))
             count, digest = digests[text]
             row = Row(**value, grams=count, grams_sha256=digest)
             if row.key not in keys:
                 keys.add(row.key)
                 added.append(row)
-        if added:
-            payload = io.BytesIO()
-            np.save(payload, np.concatenate(parts))
-            write_bytes(tree.takedown_grams, payload.getvalue())
+        letters = np.concatenate(letter_parts)
+        if added or len(letters) > len(letter_parts[0]):
+            _write_grams(tree.takedown_grams, np.concatenate(parts))
+            _write_grams(tree.takedown_letters, letters)
             whole = (*known, *added)
-            write_jsonl(tree.takedown, [*(asdict(row) for row in whole), _seal(whole)])
+            seal = _seal(whole, [len(letters), _digest(letters)])
+            write_jsonl(tree.takedown, [*(asdict(row) for row in whole), seal])
     return added
+
+
+def _write_grams(path: Path, grams: np.ndarray) -> None:
+    payload = io.BytesIO()
+    np.save(payload, grams)
+    write_bytes(path, payload.getvalue())
 
 
 def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
@@ -183,12 +212,7 @@ def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
     digests = _digests(rows)
     if not digests:
         return np.empty(0, GRAMS)
-    try:
-        grams = map_npy(tree.takedown_grams)
-    except (OSError, ValueError) as error:
-        raise _refuse(tree.takedown_grams, None, str(error)) from None
-    if grams.dtype != GRAMS or grams.ndim != 1:
-        raise _refuse(tree.takedown_grams, None, f"{grams.ndim} axes of {grams.dtype}"[:200])
+    grams = _map_grams(tree.takedown_grams)
     grams = grams[grams["text"] < len(digests)]
     places = np.searchsorted(grams["text"], np.arange(len(digests) + 1))
     for number, (text, expected) in enumerate(digests.items()):
@@ -196,6 +220,30 @@ def read_grams(tree: Tree, rows: Iterable[Row]) -> np.ndarray:
         if (len(part), _digest(part)) != expected:
             found = f"grams of text {text} that differ from its row"
             raise _refuse(tree.takedown_grams, None, found)
+    return grams
+
+
+def read_letters(tree: Tree) -> np.ndarray:
+    """Read the grams of letters of the record's texts, dtype `GRAMS`, with the numbers of
+    `read_grams`; a text has none if it is too short, or recorded by an earlier version. Raises as
+    `read_grams`."""
+    letters = _read_record(tree)[1].get("letters")
+    if letters is None:
+        return np.empty(0, GRAMS)
+    is_count = isinstance(letters, list) and letters and type(letters[0]) is int
+    grams = _map_grams(tree.takedown_letters)[: letters[0] if is_count else 0]
+    if [len(grams), _digest(grams)] != letters:
+        raise _refuse(tree.takedown_letters, None, "grams that differ from the record")
+    return grams
+
+
+def _map_grams(path: Path) -> np.ndarray:
+    try:
+        grams = map_npy(path)
+    except (OSError, ValueError) as error:
+        raise _refuse(path, None, str(error)) from None
+    if grams.dtype != GRAMS or grams.ndim != 1:
+        raise _refuse(path, None, f"{grams.ndim} axes of {grams.dtype}"[:200])
     return grams
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from loader.files.addresses import local_path
-from loader.files.format import Manifest, load_manifest, read_json_object
+from loader.files.checksummed_json import check_seal
+from loader.files.format import Manifest, check_digest, load_manifest, read_json_object
 from nmoe_core.base.atomic import TMP_MARK, replace_dir, replacing, write_json
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import (
@@ -19,17 +20,25 @@ from nmoe_core.base.fingerprint import (
     sha256_json,
 )
 from nmoe_core.base.result import Result
-from nmoe_core.shards.documents import open_entry, require_undamaged
+from nmoe_core.shards.documents import ingest_ids, open_entry, require_undamaged
 from nmoe_core.shards.export import mds, raw
+from nmoe_core.shards.inspect import open_tokenizer
 from nmoe_core.shards.manifest import COLUMNS_NAME, column_files, documents_digest
 
-EXPORT_CODE = "export/1"
+EXPORT_CODE = "export/2"
 SUMMARY_NAME = "export.json"
-Form = Literal["megatron", "olmo", "mds"]
+Form = Literal["megatron", "olmo", "mds", "llmc", "parquet"]
+_VOCABULARY = ("dtype", "tokenizer", "vocab_size", "eos_token_id")
 _MAX_INT32 = 2**31 - 1
 
 
-def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = None) -> Result:
+def export(
+    manifest_path: Path,
+    output: Path,
+    form: Form,
+    seq_len: int | None = None,
+    tokenizer: str | None = None,
+) -> Result:
     """Write all documents of a manifest to a directory. Passthrough columns are written to
     `columns.parquet` there, with one row per document in the same order.
 
@@ -39,13 +48,14 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
         form: Format of the export.
         seq_len: For `mds`: tokens per sample; a shorter last sample is dropped. If None, samples
             are documents.
+        tokenizer: For `parquet`: the tokenizer of the shards, if it is a file.
 
     Returns:
-        The digest of the files' names and checksums; `files`, `documents`, `tokens`, and whether
-        the export was `changed`.
+        The digest of the files' names and checksums; `files`, `documents`, `tokens`,
+        `tokens_left_out`, and whether the export was `changed`.
 
     Raises:
-        ConfigError: `seq_len` does not fit the format, or is below 1.
+        ConfigError: `seq_len` does not fit the format, is below 1, or exceeds the number of tokens.
         FormatError: The shards differ from the manifest, or were replaced during the export
             (E-EXPORT-CHANGED); or the directory has other files or another export
             (E-EXPORT-OUTPUT).
@@ -67,6 +77,15 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
             expected=f"at most {_MAX_INT32}",
             code="E-EXPORT-OUTPUT",
         )
+    left_out = manifest.total_tokens % seq_len if seq_len else 0
+    counts = {
+        "documents": manifest.total_documents,
+        "tokens": manifest.total_tokens - left_out,
+        "tokens_left_out": left_out,
+    }
+    if not counts["tokens"]:
+        found = f"{manifest.total_tokens} tokens"
+        raise ConfigError("the export would have no sample", where=manifest.path, found=found)
     made_from = {
         "code": EXPORT_CODE,
         "data": documents_digest(manifest),
@@ -75,30 +94,38 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
     columns = column_files(manifest)
     if columns:
         made_from["columns"] = sha256_json(list(columns.values()))
+    if form == "parquet":
+        from nmoe_core.shards.export.text import files_beside
+
+        made_from["beside"] = sha256_json(files_beside(manifest))
     with replacing(output):
         _refuse_other(output, made_from)
         summary = output / SUMMARY_NAME
         names = read_json_object(summary)["files"] if is_current(summary, made_from) else {}
-        if names and all((output / name).is_file() for name in names):
-            return _result(names, manifest, changed=False)
+        if names and not damaged_files(output):
+            return _result(names, counts, changed=False)
         staged = output.with_name(f".{output.name}{TMP_MARK}new")
         staged.mkdir()
         try:
             files = {
-                path.name: sha256_file(path) for path in _write(form, staged, manifest, seq_len)
+                path.name: sha256_file(path)
+                for path in _write(form, staged, manifest, seq_len, tokenizer)
             }
-            if columns:
+            if columns and form != "parquet":
                 from nmoe_core.shards.columns import copy_columns
 
-                copy_columns(list(columns), staged / COLUMNS_NAME)
+                ids = (ingest_id for ingest_id, _ in ingest_ids(manifest))
+                copy_columns(list(columns), ids, staged / COLUMNS_NAME)
                 files[COLUMNS_NAME] = sha256_file(staged / COLUMNS_NAME)
             value = {
                 "format": form,
                 "manifest": str(manifest.path),
-                "num_documents": manifest.total_documents,
-                "num_tokens": manifest.total_tokens,
-                "eos_token_id": manifest.eos_token_id,
-                "dtype": manifest.dtype,
+                "content_hash_of_manifest": manifest.content_digest(),
+                **{f"num_{name}": count for name, count in counts.items()},
+                "num_samples": counts["tokens"] // seq_len if seq_len else counts["documents"],
+                **{name: getattr(manifest, name) for name in _VOCABULARY},
+                "tokenizer_fingerprint": manifest.extra.get("tokenizer_fingerprint"),
+                "bos_token_id": manifest.extra.get("bos_token_id"),
                 "files": files,
                 "fingerprints": made_from,
             }
@@ -108,7 +135,22 @@ def export(manifest_path: Path, output: Path, form: Form, seq_len: int | None = 
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
             raise
-    return _result(files, manifest, changed=True)
+    return _result(files, counts, changed=True)
+
+
+def damaged_files(output: Path) -> list[FormatError]:
+    """An error for each file of an export that is missing or differs from `export.json`. Raises
+    FormatError if `export.json` is missing, or was edited (E-EXPORT-CHANGED)."""
+    summary = output / SUMMARY_NAME
+    value = read_json_object(summary)
+    check_seal(value, summary, required=True, code="E-EXPORT-CHANGED", error=FormatError)
+    found = []
+    for name, checksum in value["files"].items():
+        try:
+            check_digest(output / name, checksum, "E-EXPORT-CHANGED")
+        except FormatError as error:
+            found.append(error)
+    return found
 
 
 def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
@@ -126,12 +168,13 @@ def _refuse_changed(manifest: Manifest, made_from: Fingerprints) -> None:
         )
 
 
-def _result(files: dict[str, str], manifest: Manifest, *, changed: bool) -> Result:
-    counts = {"documents": manifest.total_documents, "tokens": manifest.total_tokens}
+def _result(files: dict[str, str], counts: dict[str, int], *, changed: bool) -> Result:
     return Result(sha256_json(files), {"files": list(files), **counts, "changed": changed})
 
 
-def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) -> Iterator[Path]:
+def _write(
+    form: Form, output: Path, manifest: Manifest, seq_len: int | None, tokenizer: str | None
+) -> Iterator[Path]:
     require_undamaged(manifest)
     # Shards are written in the order in which the loader reads them.
     files = (open_entry(manifest.path.parent, manifest, entry) for entry in manifest.shards)
@@ -142,6 +185,13 @@ def _write(form: Form, output: Path, manifest: Manifest, seq_len: int | None) ->
             return raw.write_olmo(output, manifest.dataset, files)
         case "mds":
             return mds.write(output, files, seq_len)
+        case "llmc":
+            return raw.write_llmc(output, manifest.dataset, files)
+        case "parquet":
+            from nmoe_core.shards.export.text import write_texts
+
+            opened = open_tokenizer(manifest.tokenizer, tokenizer)
+            return write_texts(output, manifest, files, opened)
 
 
 def _refuse_other(output: Path, made_from: Fingerprints) -> None:

@@ -9,6 +9,7 @@ directory without a manifest, never a mixture. An interrupted publish can be res
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ def publish(path: Path, url: str, *, is_dry: bool = False) -> Result:
         what would be sent), `files_replaced`, and the `url` of the plan or manifest.
 
     Raises:
-        ConfigError: The URL is not writable.
+        ConfigError: The URL is not writable, or names another place than it seems to.
         FormatError: A file is missing, or differs from its manifest.
         PlanError: The data differ from the plan, or the store does not answer or refuses the
             request (E-STORE). Files sent before the error are not sent again.
@@ -55,6 +56,7 @@ def publish(path: Path, url: str, *, is_dry: bool = False) -> Result:
         raise ConfigError(
             "not a URL", found=url, expected="s3://, gs://, az://, http(s):// or file://"
         )
+    _refuse_other_place(url)
     pieces = pieces_of(path)
     _refuse_own_place(url, pieces)
     record = _Record(url)
@@ -73,6 +75,18 @@ def publish(path: Path, url: str, *, is_dry: bool = False) -> Result:
         "url": without_credentials(join(url, pieces[-1].name)),
     }
     return Result(sha256_json({piece.name: piece.sha256 for piece in pieces}), facts)
+
+
+def _refuse_other_place(url: str) -> None:
+    """Raise ConfigError if the files would be written elsewhere than the URL says: a file URL has a
+    host, or a path would end at a query or a fragment."""
+    parts = urlsplit(url)
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        expected = f"file://{Path(parts.netloc + parts.path).absolute()}, with three slashes"
+        raise ConfigError("a file URL needs an absolute path", found=url, expected=expected)
+    if parts.scheme not in ("http", "https") and (sign := re.search("[?#]", url)):
+        do = "use another name for the directory"
+        raise ConfigError(f"{sign[0]} is not possible in the URL of a store", found=url, do=do)
 
 
 def _refuse_own_place(url: str, pieces: Sequence[Piece]) -> None:

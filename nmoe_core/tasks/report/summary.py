@@ -1,6 +1,8 @@
-"""The summary table of a run, and sample rows from the outputs of tasks."""
+"""The summary table of a run, and sample rows from the outputs of tasks.
 
-from collections.abc import Sequence
+Sample rows name documents by id and have no text, because the event log stores the rows.
+"""
+
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +20,10 @@ from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.quality.calibration.graded import read_graded, read_grading_summary, scored_by
 from nmoe_core.quality.calibration.summary_file import read_calibration
-from nmoe_core.shards.documents import DocumentReader, beginning, document_ids
+from nmoe_core.shards.documents import document_ids
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.report.account import run_account
 from nmoe_core.tasks.selection.composition import composition, most_moved
-from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,8 +35,6 @@ _SCOREBOARD = ("n", *_RANKED, *(f"{name}_ci95" for name in _RANKED), "mae_aggreg
 _SCOREBOARD += ("spearman_source_only", "spearman_length_only", "noise_ceiling")
 _SCOREBOARD += ("noise_ceiling_ci95", "noise_ceiling_documents")
 Row = dict[str, str | int | float]
-_TEXT_CHARS = 160
-_TEXT_TOKENS = 64
 
 
 def run_report(run: Run) -> dict[str, Any]:
@@ -144,14 +143,10 @@ def grader_costs(run: Run) -> list[dict[str, Any]]:
 
 
 def sample_documents(run: Run, source: str, split: str, bucket: int, count: int = 4) -> list[Row]:
-    """The first documents of a shard: number of tokens and start of the text."""
+    """The first documents of a shard: id and number of tokens."""
     path = run.tree.shard(source, bucket, split).manifest
-    documents = list(islice(document_ids(run.tree.data, load_manifest(path)), count))
-    texts = _texts(run, [str(document) for document in documents])
-    return [
-        {"text": text, "tokens": document.end - document.start, "doc_id": str(document)}
-        for document, text in zip(documents, texts)
-    ]
+    documents = islice(document_ids(run.tree.data, load_manifest(path)), count)
+    return [{"doc_id": str(one), "tokens": one.end - one.start} for one in documents]
 
 
 def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Row]:
@@ -168,17 +163,15 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     wanted = set(chosen)
     with open_file(path) as file:
         rows = {i: orjson.loads(line) for i, line in enumerate(file) if i in wanted}
-    picked = [rows[i] for i in chosen]
-    texts = _texts(run, [row["doc_id"] for row in picked])
     return [
         {
             "decision": row["decision"],
             "score": round(row["aggregated"], 3),
             **({} if row["q_probe"] is None else {"probe": round(row["q_probe"], 3)}),
             "by": scored_by(row, judge),
-            "text": text,
+            "doc_id": row["doc_id"],
         }
-        for row, text in zip(picked, texts)
+        for row in (rows[i] for i in chosen)
     ]
 
 
@@ -202,10 +195,10 @@ def attribute_page(
 
     kept = run.tree.picture(f"attributes/{source}/{name}_{bucket:04d}")
     picture = kept_picture(kept, [title, read_footer(path).digest], draw)
-    return picture, _both_ends(run, table, count)
+    return picture, _both_ends(table, count)
 
 
-def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
+def _both_ends(table: "pa.Table", count: int) -> list[Row]:
     from nmoe_core.shards.attribute_file import numbers
 
     found = numbers(table).items()
@@ -216,16 +209,12 @@ def _both_ends(run: Run, table: "pa.Table", count: int) -> list[Row]:
     ranked = sorted((row for row in rows if row[column] is not None), key=lambda row: row[column])
     count = min(count, len(ranked) // 2)
     picked = [*ranked[:count], *ranked[len(ranked) - count :]]
-    texts = _texts(run, [row["doc_id"] for row in picked])
-    return [
-        {column: round(float(row[column]), 4), "text": text, "doc_id": row["doc_id"]}
-        for row, text in zip(picked, texts)
-    ]
+    return [{column: round(float(row[column]), 4), "doc_id": row["doc_id"]} for row in picked]
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
     """The first parsed labels of a slice: scores, as one column in the order of the rubric, and
-    document id. The rows have no text of documents, because the event log stores the rows."""
+    document id."""
     from nmoe_core.labels.label_files import SCORES_NAME
 
     split, _, number = key.rpartition("-")
@@ -239,22 +228,3 @@ def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:
         }
         for record in islice(parsed, count)
     ]
-
-
-def _texts(run: Run, doc_ids: Sequence[str]) -> list[str]:
-    tokenizer = load_tokenizer(run.tokenizer)
-    reader = DocumentReader(run.tree.data)
-    texts = []
-    for doc_id in doc_ids:
-        tokens = reader.tokens(doc_id, tokenizer.eos_token_id)
-        text, is_truncated = beginning(tokens, tokenizer, _TEXT_TOKENS)
-        texts.append(_start(text, is_whole=not is_truncated))
-    return texts
-
-
-def _start(text: str, *, is_whole: bool = True) -> str:
-    """The start of a text on one line, with an ellipsis if it is cut."""
-    line = " ".join(text.split())
-    if is_whole and len(line) <= _TEXT_CHARS:
-        return line
-    return f"{line[:_TEXT_CHARS].rstrip()}…"

@@ -15,22 +15,22 @@ from loader.files.format import read_json_object
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 from loader.state import resume
-from nmoe_core.audit.takedown.find import Found, files_below, find, no_urls
+from nmoe_core.audit.takedown.find import Found, find, no_urls
 from nmoe_core.audit.takedown.items import Item, read_items
+from nmoe_core.audit.takedown.places import Place, places
 from nmoe_core.audit.takedown.proof import prove
 from nmoe_core.base.atomic import replacing, write_bytes, write_json
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import seal_summary
 from nmoe_core.config.run import Run
 from nmoe_core.curate.settings import curate_settings
 from nmoe_core.curate.takedown.record import Row, add_rows, read_rows, taken_down
-from nmoe_core.labels.answers import KNOWN_NAME
-from nmoe_core.labels.label_files import SCORES_NAME
-from nmoe_core.labels.oracle import read_records
-from nmoe_core.labels.slices import SPLITS
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.manifest import created_at
+from nmoe_core.tasks.takedown.labels import LabelsOf
 from nmoe_core.tasks.takedown.near_copies import near_copies
 from nmoe_core.tasks.takedown.readings import Readings, readings_of
+from nmoe_core.text.tokenizer import load_tokenizer
 
 Facts = dict[str, Any]
 _MAX_STATE_BYTES = 64 * 2**20
@@ -66,16 +66,16 @@ def report(run: Run, path: Path, plan_path: Path | None, states: Sequence[Path])
         "recorded": sum(one.text_sha256 in recorded for one in found),
         **_of_plan(run, found, plan_path, states),
         "near_copies": near_copies(run, found),
-        **_labels(run, found, _rows_of(items, read_rows(run.tree))),
+        **LabelsOf(run.tree, [*found, *_rows_of(items, read_rows(run.tree))]).counts(),
         "rebuild": _rebuild(run, found),
-        **_copies(run),
+        **_copies(run, [run.tree.curated, run.tree.data]),
     }
     return facts
 
 
-def apply(run: Run, path: Path, by: str, why: str) -> Facts:
-    """Record the documents of a list; curation drops recorded documents. Raises as
-    `find_documents` and `add_rows`."""
+def apply(run: Run, path: Path, by: str, why: str, *, erase_labels: bool = False) -> Facts:
+    """Record the documents of a list; curation drops recorded documents. `erase_labels` erases
+    their texts in labels. Raises as `find_documents`, `add_rows` and `LabelsOf.erase`."""
     items, found = find_documents(run, path)
     at = created_at()
     rows = [
@@ -91,30 +91,42 @@ def apply(run: Run, path: Path, by: str, why: str) -> Facts:
         }
         for one in found
     ]  # data shards come first, so a curated document is added only if it is in no data shard
-    added = add_rows(run.tree, rows, {one.text_sha256: one.tokens for one in found})
+    tokens = {one.text_sha256: one.tokens for one in found}
+    added = add_rows(run.tree, rows, tokens, load_tokenizer(run.tokenizer).decode)
+    recorded = _rows_of(items, read_rows(run.tree))
+    erased = LabelsOf(run.tree, [*found, *recorded]).erase() if erase_labels else []
     return {
         **_of_items(items, found),
         "added": len(added),
+        "erased": erased,
         "recorded": len(read_rows(run.tree)),
         "record": str(run.tree.takedown),
         "rebuild": _rebuild(run, found),
-        **_copies(run),
+        **_copies(run, [run.tree.curated, run.tree.data]),
     }
 
 
-def verify(run: Run, path: Path, *, raw: bool, allow_shared: bool) -> Facts:
-    """Write a proof that recorded texts are removed from curated shards and, with `raw`, data
-    shards. The proof fails if documents of the list are not recorded. Raises as `find_documents`
-    and `prove`."""
+def verify(
+    run: Run, path: Path, *, raw: bool, allow_shared: bool, everywhere: Sequence[Path] | None = None
+) -> Facts:
+    """Write a proof that recorded texts are removed from curated shards; with `raw`, also from data
+    shards; with `everywhere`, also from all other files of the run and of these directories. The
+    proof fails if documents of the list are not recorded. Raises as `find_documents` and
+    `prove`."""
     items, found = find_documents(run, path)
     recorded = taken_down(run.tree)
     unrecorded = [one.doc_id for one in found if one.text_sha256 not in recorded]
+    raw |= everywhere is not None
     roots = [run.tree.curated, *([run.tree.data] if raw else [])]
-    labels = _labels(run, found, read_rows(run.tree))
-    elsewhere = {"labels": labels["labels"], **_copies(run, scans_data=raw)}
-    proof = prove(run.tree, roots, unrecorded, elsewhere, allow_shared=allow_shared)
+    labels = LabelsOf(run.tree, [*found, *read_rows(run.tree)]).counts()
+    also = [] if everywhere is None else places(run, everywhere)
+    elsewhere = {"labels": labels["labels"], **_copies(run, roots, also)}
+    proof = prove(run, roots, unrecorded, elsewhere, allow_shared=allow_shared, also=also)
+    if proof["unreadable"]:
+        files = ", ".join(row["path"] for row in proof["unreadable"])
+        proof["not_covered"].append(f"files that could not be read ({files})")
     with replacing(run.tree.takedown_proof):
-        write_json(run.tree.takedown_proof, proof)
+        write_json(run.tree.takedown_proof, seal_summary(proof))
     names = {row.item for row in read_rows(run.tree)}
     facts = {key: value for key, value in proof.items() if key != "scanned"}
     unmatched = _of_items(items, found)["unmatched"]
@@ -145,19 +157,19 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
 
 
-def _copies(run: Run, *, scans_data: bool = True) -> Facts:
-    """The places that takedown does not search, the run's store, and the plan to upload there."""
+def _copies(run: Run, roots: Sequence[Path], also: Sequence[Place] = ()) -> Facts:
+    """The places that are not searched, the run's store, and the plan to upload there."""
     url = run.config.publish.url
-    tree = run.tree
     store = without_credentials(url) if url else None
-    places = [] if scans_data else [f"data shards and their kept versions ({tree.data})"]
-    places += ["input files", f"texts in labels, searched only by hash and id ({tree.labels})"]
-    places += [f"attributes ({tree.attributes})", f"the index of nmoe seen ({tree.seen})"]
-    places += [f"pictures ({tree.picture('').parent})", "pages of nmoe report", "loader caches"]
-    places += ["Dagster's event log and run databases, with samples of texts ($DAGSTER_HOME)"]
-    places += ["heads, topics and models that learned from them", "exports"]
-    places += [f"{store} and other stores" if store else "stores"]
-    return {"not_covered": places, "published": store, "run_plan": str(tree.plan)}
+    covered = {*roots, *(path for place in also if place.is_searchable for path in place.paths)}
+    left = [place for place in places(run) if not covered.issuperset(place.paths)]
+    names = [*map(str, left), "caches of loaders, exports and pages in other directories"]
+    names += [
+        "inputs on the hub or in stores",
+        "models that learned from them",
+        f"{store} and other stores" if store else "stores",
+    ]
+    return {"not_covered": names, "published": store, "run_plan": str(run.tree.plan)}
 
 
 def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:
@@ -238,28 +250,6 @@ def _rows_of(items: Iterable[Item], rows: Sequence[Row]) -> list[Row]:
     keys = ("id:{0.ingest_id}", "id:{0.doc_id}", "sha256:{0.text_sha256}", "{0.item}")
     texts = {row.text_sha256 for row in rows if any(key.format(row) in named for key in keys)}
     return [row for row in rows if row.text_sha256 in texts]
-
-
-def _labels(run: Run, found: Iterable[Found], rows: Iterable[Row]) -> Facts:
-    """Label records of these documents; they contain the start of the text. `labels`: the number of
-    these records by file; `labelled`: the documents that heads learned from. Labels are searched by
-    the takedown record, so they are found even if all shards have dropped the document. Labels are
-    matched by id too, because the hash of a label covers the text that the oracle read, which may
-    be cut."""
-    known = [*found, *rows]
-    texts = {one.text_sha256 for one in known}
-    doc_ids = {one.doc_id for one in known}
-    root = run.tree.labels
-    counts = {}
-    merged = {run.tree.merged_labels(split) for split in SPLITS}
-    for path in files_below(root) if root.exists() else ():
-        if path in merged or path.name in (SCORES_NAME, KNOWN_NAME):
-            counts[path] = sum(
-                record["doc_id"] in doc_ids or record.get("text_sha256") in texts
-                for record in read_records(path)
-            )
-    by_file = {path.relative_to(root).as_posix(): n for path, n in counts.items() if n}
-    return {"labels": by_file, "labelled": sum(counts.get(path, 0) for path in merged)}
 
 
 def _rebuild(run: Run, found: Sequence[Found]) -> Mapping[str, Any]:

@@ -336,7 +336,9 @@ def test_a_run_keeps_the_columns_of_its_attributes_and_a_source_may_say_its_own(
         assert main(["export", form, manifest, "--output", str(tmp_path / form)]) == 0
         exported = pq.read_table(tmp_path / form / "columns.parquet").to_pylist()
         shards = [data / f"web/train/shard_000{k}" for k in (0, 1)]
+        ids = [row.pop("ingest_id") for row in exported]
         assert exported == [row for shard in shards for row in _read(shard)]
+        assert ids == [f"d{row['url'][1:]}" for row in exported]
 
     assert main(["verify", manifest, "--checksums"]) == 0
     damaged = data / "web/train/shard_0001/columns.parquet"

@@ -207,8 +207,8 @@ def test_grams_of_another_tokenizer_prove_nothing(
     path = listed(corpus, "id:doc-0001")
     found = report.add_rows
     with monkeypatch.context() as patch:
-        others = lambda tree, rows, tokens: found(  # noqa: E731
-            tree, [dict(row) | {"tokenizer": "another"} for row in rows], tokens
+        others = lambda tree, rows, *rest: found(  # noqa: E731
+            tree, [dict(row) | {"tokenizer": "another"} for row in rows], *rest
         )
         patch.setattr(report, "add_rows", others)
         said(capsys, *command_of(run, path, "--apply"))

@@ -184,7 +184,7 @@ def test_every_step_says_that_stores_and_exports_are_not_covered_and_what_to_do(
         facts = said(capsys, *command_of(run, path, *flags), status=int("--verify" in flags))
         assert facts["published"] == store
         assert ", ".join(facts["not_covered"]) in line
-        for place in ("exports", "input files", "labels", "loader caches", "pictures", "event log"):
+        for place in ("exports", "input files", "labels", "caches of loaders", "event log"):
             assert place in line
         assert str(run.tree.seen) in line
         assert ("data shards and their kept versions" in line) == ("--verify" in flags)
@@ -234,7 +234,7 @@ def test_labels_are_named_by_the_record_when_no_shard_holds_the_document_any_mor
         facts = said(capsys, *command_of(run, by_hash, *flags))
         assert facts["labels"] == expected
         assert main(command_of(run, by_hash, *flags)) == 0
-        line = f"labels: {len(files)} records hold the beginning of a text, in "
+        line = f"labels: {len(files)} records are about these documents, in "
         assert line in capsys.readouterr().out
     assert facts["labelled"] == 1
     assert facts["documents"] == []
@@ -274,7 +274,7 @@ def test_a_copy_that_comes_later_is_left_out_too(
         grown.assign(bucket)
         grown.grade(bucket, lambda i: "keep")
     (grown.root / "takedown").mkdir()
-    for name in ("documents.jsonl", "grams.npy"):
+    for name in ("documents.jsonl", "grams.npy", "letters.npy"):
         (grown.root / "takedown" / name).write_bytes((corpus.root / "takedown" / name).read_bytes())
     curated_again(run)
     assert {"new", "doc-0001"}.isdisjoint(curated_ids(grown))
@@ -297,7 +297,7 @@ def test_a_document_that_curated_shards_alone_still_hold_is_found(
     assert facts["rebuild"]["curate"]
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_kill_between_the_files_of_a_record_leaves_it_as_it_was(
     step: int, made: tuple[Corpus, Run, Texts], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -373,3 +373,27 @@ def test_a_masked_plan_puts_eos_in_the_place_of_documents_and_takes_states_of_th
     path, out = listed(corpus, "id:nowhere"), tmp_path / "none.json"
     refused_line(capsys, *command_of(run, path, "--mask", plan, "-o", out))
     assert not out.exists()
+
+
+def test_shards_with_documents_that_are_taken_down_are_neither_exported_nor_published(
+    made: tuple[Corpus, Run, Texts], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, run, _ = made
+    manifest = run.tree.curated_manifest("web")
+    copies = {"export": ["export", "megatron", manifest, "--output", tmp_path / "exported"]}
+    copies["publish"] = ["publish", run.tree.plan, f"file://{tmp_path}/published"]
+    said(capsys, *command_of(run, listed(corpus, "id:doc-0001"), "--apply"))
+    for words in copies.values():
+        line = refused_line(capsys, *map(str, words), code="E-TAKEDOWN-LEFT")
+        assert "recorded as taken down" in line
+    assert sorted(tmp_path.iterdir()) == [corpus.root.parent / "gone.txt", corpus.root]
+    assert main(["verify", str(run.tree.plan)]) == 0
+    assert "E-TAKEDOWN-LEFT" in capsys.readouterr().err
+    curated_again(run)
+    for words in copies.values():
+        assert main([*map(str, words)]) == 0
+    assert main(["verify", str(run.tree.plan)]) == 0
+    assert "E-TAKEDOWN-LEFT" not in capsys.readouterr().err
+    data = run.tree.manifest("web")
+    raw = ["export", "olmo", str(data), "--output", str(tmp_path / "raw")]
+    refused_line(capsys, *raw, code="E-TAKEDOWN-LEFT")

@@ -292,3 +292,15 @@ def test_two_versions_are_compared_by_documents_tokens_and_share(
     assert main(["versions", "compare", str(web.out), old.id]) == 0
     assert "300 unchanged" in capsys.readouterr().out
     refused_line(capsys, "versions", "restore", str(web.out), "nothing", code="E-CONFIG]")
+
+
+def test_earlier_versions_are_removed_and_the_current_one_stays(
+    web: Web, grow: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for count in (250, 275, 300):
+        current = grow(count, keep_versions=3)
+    after = _tree(web.out)
+    assert len(_ids(web)) == 3
+    assert [row["version"] for row in said(capsys, "versions", "remove", web.out)] == [current]
+    assert (_ids(web), _tree(web.out)) == ([current], after)
+    assert not (web.out.parent / ".train.versions").exists()

@@ -20,31 +20,10 @@ from nmoe_core.cli import main
 from nmoe_core.shards.documents import ShardFile, open_entry
 from nmoe_core.shards.export import mds, raw
 from nmoe_core.shards.export.run import Form, export
+from nmoe_core.text.tokenizer import load_tokenizer
+from tests.core.shards.export.conftest import Documents
 from tests.project import contents, failing, json_lines
 from tests.refusals import refused, refused_line
-
-Documents = list[tuple[str, list[int]]]
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source of 3 shards and 4 files, one document longer than 65,535 tokens."""
-    root = tmp_path_factory.mktemp("export")
-    texts = [f"document {i} " + "word " * (40 * (i % 9) + 4) for i in range(60)] + ["a b " * 40_000]
-    rows = ({"id": f"row,{i}\u00e9", "text": text} for i, text in enumerate(texts))
-    (root / "in.jsonl").write_text(json_lines(rows))
-    config = PrepConfig(
-        output_dir=root / "web", dataset_name="web", num_shards=3, tokens_per_shard=80_500
-    )
-    return PrepPipeline(JSONLSource(root / "in.jsonl"), config).run().path
-
-
-@pytest.fixture(scope="module")
-def documents(manifest: Path) -> Documents:
-    loaded = load_manifest(manifest)
-    files = [open_entry(manifest.parent, loaded, entry) for entry in loaded.shards]
-    assert len(files) > 3
-    return [(ids[0], tokens.tolist()) for file in files for _, tokens, ids in file.documents()]
 
 
 def test_megatron_gives_every_document_as_a_sequence(
@@ -134,7 +113,7 @@ def test_mds_gives_every_document_with_its_id(
     assert max(lengths) >= 65_536
 
 
-@pytest.mark.parametrize("seq_len", [7, 500, 4096, 100_000])
+@pytest.mark.parametrize("seq_len", [7, 500, 4096, 80_000])
 def test_mds_windows_are_the_stream_of_tokens_cut(
     manifest: Path, documents: Documents, tmp_path: Path, seq_len: int
 ) -> None:
@@ -217,7 +196,7 @@ def test_a_disk_that_is_full_leaves_the_earlier_export(manifest: Path, tmp_path:
     export(manifest, tmp_path / "out", "megatron")
     before = contents(tmp_path / "out")
     summary = tmp_path / "out" / "export.json"
-    summary.write_text(summary.read_text().replace('"export/1"', '"export/0"'))
+    summary.write_text(summary.read_text().replace('"export/2"', '"export/0"'))
     with failing("write:1:ENOSPC"), pytest.raises(OSError, match="No space"):
         export(manifest, tmp_path / "out", "megatron")
     assert contents(tmp_path / "out") == before | {summary.name: summary.read_bytes()}
@@ -249,3 +228,95 @@ def test_an_export_whose_summary_was_edited_or_that_lacks_a_file_is_written_agai
     assert export(manifest, tmp_path / "out", "olmo").facts["changed"]
     assert contents(tmp_path / "out") == before
     assert not export(manifest, tmp_path / "out", "olmo").facts["changed"]
+
+
+def _split(tmp_path: Path, **texts: str) -> Path:
+    rows = [{"id": name, "text": text} for name, text in texts.items()]
+    (tmp_path / "in.jsonl").write_text(json_lines(rows))
+    config = PrepConfig(
+        output_dir=tmp_path / "small", dataset_name="web", num_shards=1, min_doc_tokens=1
+    )
+    return PrepPipeline(JSONLSource(tmp_path / "in.jsonl"), config).run().path
+
+
+def test_an_id_with_line_breaks_is_one_line_of_the_table(tmp_path: Path) -> None:
+    small = _split(tmp_path, **{"p0": "one two", "a,b\n1,2,3": "three four", "c\r\nd": "five"})
+    export(small, tmp_path / "out", "olmo")
+    with gzip.open(tmp_path / "out" / "web-00000.csv.gz", "rt", encoding="utf-8") as file:
+        lines = file.read().splitlines()
+    bounds = [[int(part) for part in line.split(",")[:2]] for line in lines]
+    manifest = load_manifest(small)
+    spans = open_entry(small.parent, manifest, manifest.shards[0]).spans
+    assert bounds == spans.tolist()
+
+
+def test_counts_are_of_what_was_written_and_no_sample_is_no_export(
+    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    total = load_manifest(manifest).total_tokens
+    assert (
+        main(["export", "mds", str(manifest), "--output", f"{tmp_path}/o", "--seq-len", "64"]) == 0
+    )
+    value = json.loads((tmp_path / "o" / "export.json").read_text())
+    samples = len(read_mds(tmp_path / "o"))
+    assert (value["num_samples"], value["num_tokens"]) == (samples, 64 * samples)
+    assert value["num_tokens_left_out"] == total - 64 * samples > 0
+    assert f"the last {total - 64 * samples} tokens" in capsys.readouterr().out
+    with refused("E-CONFIG", "no sample"):
+        export(manifest, tmp_path / "none", "mds", total + 1)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("form", ["megatron", "llmc"])
+def test_an_export_that_was_changed_is_found_and_written_again(
+    manifest: Path, tmp_path: Path, form: Form, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export(manifest, tmp_path / "out", form)
+    before = contents(tmp_path / "out")
+    assert main(["verify", str(tmp_path / "out")]) == 0
+    path = next((tmp_path / "out").glob("*.bin"))
+    for damage in (lambda raw: raw[:1000], lambda raw: raw[:-2] + bytes([raw[-2] ^ 1]) + raw[-1:]):
+        path.write_bytes(damage(path.read_bytes()))
+        assert path.name in refused_line(capsys, "verify", str(tmp_path / "out"))
+        assert export(manifest, tmp_path / "out", form).facts["changed"]
+        assert contents(tmp_path / "out") == before
+    assert not export(manifest, tmp_path / "out", form).facts["changed"]
+
+
+def test_an_export_names_its_vocabulary(manifest: Path, tmp_path: Path) -> None:
+    export(manifest, tmp_path / "out", "llmc")
+    value = json.loads((tmp_path / "out" / "export.json").read_text())
+    loaded = load_manifest(manifest)
+    for name in ("tokenizer", "vocab_size", "eos_token_id", "dtype"):
+        assert value[name] == getattr(loaded, name)
+    assert value["tokenizer_fingerprint"] == loaded.extra["tokenizer_fingerprint"]
+    assert value["content_hash_of_manifest"] == loaded.content_digest()
+
+
+def test_llmc_gives_a_header_and_the_tokens_of_each_file(
+    manifest: Path, documents: Documents, tmp_path: Path
+) -> None:
+    export(manifest, tmp_path / "out", "llmc")
+    found: list[int] = []
+    for path in sorted((tmp_path / "out").glob("web_*.bin")):
+        header = np.fromfile(path, "<i4", 256)
+        tokens = np.fromfile(path, "<u4", offset=1024)
+        assert header[:4].tolist() == [20240801, 7, len(tokens), 0]
+        found += tokens.tolist()
+    assert found == [token for _, tokens in documents for token in tokens]
+
+
+def test_texts_leave_as_a_dataset_of_hugging_face(
+    manifest: Path, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    export(manifest, tmp_path / "out", "parquet")
+    loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=str(tmp_path / "cache"))
+    rows = loaded["train"]
+    tokenizer = load_tokenizer()
+    expected = [(name, tokenizer.decode(tokens[:-1])) for name, tokens in documents]
+    assert [(row["id"], row["text"]) for row in rows] == expected
+    assert {row["source"] for row in rows} == {"web"}
+    digests = {hashlib.sha256(row["text"].encode()).hexdigest() for row in rows}
+    assert digests == {row["text_sha256"] for row in rows}

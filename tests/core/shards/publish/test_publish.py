@@ -380,3 +380,22 @@ def test_a_step_is_explained_by_the_plans_url_as_by_its_path(
     assert said(capsys, *command, "--plan", f"{url}/loader_plan.json") == local
     refused_line(capsys, "explain", "x", "--plan", str(plan), code="E-CONFIG")
     refused_line(capsys, "explain", "--step", "3", code="E-CONFIG")
+
+
+@pytest.mark.parametrize(
+    "place", ["file://relative/x", "file://{}/a#b", "file://{}/a?b", "s3://b/a#c"]
+)
+def test_a_url_whose_files_would_lie_elsewhere_is_refused_before_anything_is_sent(
+    plan: Path, place: str, tmp_path: Path, written: Names
+) -> None:
+    with refused("E-CONFIG"):
+        publish(plan, place.format(tmp_path))
+    assert written == []
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_bucket_that_does_not_exist_is_named(
+    s3: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = "s3://nosuchbucket/run/loader_plan.json"
+    assert "NoSuchBucket" in refused_line(capsys, "verify", where, code="E-STORE")
