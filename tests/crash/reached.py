@@ -99,7 +99,10 @@ _BY_WRITER = {
         "loader.plan.remote:_write",
         "loader.plan.remote:fetch_whole",
     ),
-    "generate": ("nmoe_core.tasks.generate:_resume", "nmoe_core.tasks.generate:complete_file"),
+    "generate": (
+        "nmoe_core.tasks.generate.completions:_Completer.resume",
+        "nmoe_core.tasks.generate.completions:complete_file",
+    ),
     "make-tiny-checkpoint": ("nmoe_core.engine.weights.tiny:_write",),
     "report --html": (
         "nmoe_core.report.plots.kept:kept_picture",
