@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, number, required, run_of
-from nmoe_core.cli.help.examples import EXAMPLES
 from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 if TYPE_CHECKING:
@@ -62,8 +61,6 @@ def register(verbs: Any) -> None:
 
 
 def _add_states(verbs: Any, name: str, verb: str, text: str, keys: tuple[str, ...]) -> None:
-    of_file = f"nmoe {verb} --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out web.parquet"
-    EXAMPLES[f"nmoe {verb}"] = (f"nmoe {verb} --max-tokens 256", of_file)
     parser = add_verb(verbs, verb, describe, text, _show)
     parser.add_argument("--source", nargs="+", metavar="NAME", help="only these sources of the run")
     help_text = "describe the texts of this file instead of a run's documents"

@@ -33,8 +33,8 @@ class ModelTable(StrictModel):
     moe_backend: ExpertChoice = "auto"
     """MoE matmul backend. `packed` keeps MXFP4 experts packed, `decoded` decodes them, `auto` is
     `packed` on a GPU, where it saves memory. `grouped` decodes experts and uses torch's grouped
-    matmul; `hub` keeps them packed and uses triton_kernels. These two round differently, so
-    documents are graded again."""
+    matmul; `hub` keeps them packed and uses triton_kernels; `int8` rounds the matrices of models
+    without experts, on a CPU. These three give other numbers, so documents are graded again."""
 
 
 class EngineOracleTable(ModelTable):

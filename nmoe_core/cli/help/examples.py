@@ -48,6 +48,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "nmoe publish": ("nmoe publish out/mixture/loader_plan.json s3://bucket/run --dry-run",),
     "nmoe attributes": ("nmoe attributes --only signals language",),
+    "nmoe embed": (
+        "nmoe embed --layers 15 final",
+        "nmoe embed --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out web.parquet",
+    ),
+    "nmoe perplexity": (
+        "nmoe perplexity",
+        "nmoe perplexity --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out bits.parquet",
+    ),
     "nmoe select": ("nmoe select --where \"n_words >= 50 and lang = 'en'\" --sample 5",),
     "nmoe sql": ('nmoe sql "select source, lang, count(*) from documents group by all"',),
     "nmoe hydra": ("nmoe hydra status",),

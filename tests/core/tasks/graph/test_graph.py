@@ -53,6 +53,10 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "duplicates.jaccard": (0.9, {"duplicates"}),
     "duplicates.priority": (("web",), {"duplicates"}),
     "duplicates.contained": (0.8, {"duplicates"}),
+    "attributes.embedding.layers": (("final",), {"embedding"}),
+    "attributes.embedding.pooling": ("last", {"embedding"}),
+    "attributes.embedding.max_tokens": (5, {"embedding"}),
+    "backbone.dtype": ("bfloat16", {"embedding"}),
     "curation.where": ("n_words > 9", {"selection", "curated"}),
     "curation.num_topics": (5, {"topic_model", "topics", "curated"}),
     "curation.sample_documents": (200, {"topic_model", "topics", "curated"}),
@@ -83,7 +87,7 @@ HEADS: dict[str, tuple[Any, set[str]]] = {
 # and what is kept.
 NO_EFFECT = (
     *("compute.", "automation.", "checks.", "retention.", "publish.", "seen."),
-    *("backbone.device", "backbone.dtype", "heads.cache_gib", "grading.batch_size"),
+    *("backbone.device", "heads.cache_gib", "grading.batch_size"),
     *(
         "grading.allow_foreign_calibration",
         "prep.engine",
