@@ -167,8 +167,7 @@ def _other_plan(where: str, found: object, expected: object, do: str) -> StateEr
 
 def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str, stream: Stream) -> bool:
     """Whether the state's plan reads the same windows as `plan` up to the state's position, for
-    example because `plan` only has more steps, or another mixture after this position. Compares
-    about 5 million windows per second."""
+    example because `plan` only has more steps, or another mixture after this position."""
     old = state["plan"]
     new = plan.identity()
     fixed = {*old, *new}.difference(_MAY_DIFFER)

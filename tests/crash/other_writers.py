@@ -48,6 +48,11 @@ def grow_shards(project: Path) -> None:
     assert run_task(project, "prep-mixture") == 0
 
 
+def _grow_with_attributes(project: Path) -> None:
+    grow_shards(project)
+    assert run_task(project, "attributes") == 0
+
+
 def _export(form: str) -> Writer:
     flags = ["--seq-len", "32"] if form == "mds" else []
 
@@ -60,7 +65,8 @@ def _export(form: str) -> Writer:
         return value["content_hash"]
 
     views = lambda project: {form: partial(files, project)}  # noqa: E731
-    return Writer(export, views, _after(export, grow_shards), has_gap=True)
+    change = _grow_with_attributes if form == "parquet" else grow_shards
+    return Writer(export, views, _after(export, change), has_gap=True)
 
 
 def _other_settings(project: Path) -> None:

@@ -29,11 +29,7 @@ _BY_WRITER = {
         "nmoe_core.labels.slices:write_source_slices",
     ),
     "hydra oracle-label": (
-        "nmoe_core.labels.answers:Writer._append",
-        "nmoe_core.labels.answers:Writer.close",
-        "nmoe_core.labels.answers:Writer.take_over",
         "nmoe_core.labels.label_files:write_summary",
-        "nmoe_core.labels.label:_Labelling._show_partial",
         "nmoe_core.labels.label:_Labelling.finish",
         "nmoe_core.labels.label:label_shard",
     ),
@@ -145,7 +141,7 @@ _BY_WRITER = {
         "nmoe_core.curate.takedown.record:_write_grams",
         "nmoe_core.curate.takedown.record:add_rows",
         "nmoe_core.tasks.takedown.labels:LabelsOf._erase",
-        "nmoe_core.tasks.takedown.labels:LabelsOf.erase",
+        "nmoe_core.tasks.takedown.labels:LabelsOf._writing",
     ),
     "takedown --verify": ("nmoe_core.tasks.takedown.report:verify",),
     "takedown --mask": ("nmoe_core.tasks.takedown.report:mask_plan",),
@@ -207,6 +203,22 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_a_current_shard_costs_nothing_and_a_new_calibration_decides_again": (
         "nmoe_core.quality.calibration.graded:current_result",
+    ),
+    "test_a_killed_run_ends_in_the_bytes_of_a_whole_one": (
+        "nmoe_core.labels.answers:Writer.__init__",
+    ),
+    "test_are_continued_after_a_kill": ("nmoe_core.labels.answers:Writer.take_over",),
+    "test_answers_from_a_file_make_the_labels_that_a_server_makes": (
+        "nmoe_core.labels.batch:add_answers",
+        "nmoe_core.labels.batch:write_requests",
+    ),
+    "test_documents_that_are_added_hardly_change_the_sample": (
+        "nmoe_core.labels.sample:draw_sample",
+    ),
+    "test_a_killed_run_goes_on_after_its_last_part_and_writes_the_same_bytes": (
+        "nmoe_core.attributes.attribute:Parts.remove",
+        "nmoe_core.attributes.attribute:Parts.rows",
+        "nmoe_core.tasks.attributes:describe_file",
     ),
     "test_progress_is_on_disk_while_labelling_and_gone_after_it": (
         "nmoe_core.labels.label:_Labelling.finished",

@@ -38,6 +38,11 @@ ELSEWHERE = {
     "init": "test_a_kill_at_any_step_leaves_the_old_file_whole",
     # Each call adds a line.
     "hydra review": "test_torn_tail_is_cut_and_writing_goes_on",
+    # One file, or lines that are added to a file.
+    "hydra requests": "test_answers_from_a_file_make_the_labels_that_a_server_makes",
+    "hydra answers": "test_answers_from_a_file_make_the_labels_that_a_server_makes",
+    "embed": "test_a_killed_run_goes_on_after_its_last_part_and_writes_the_same_bytes",
+    "perplexity": "test_a_killed_run_goes_on_after_its_last_part_and_writes_the_same_bytes",
 }
 """Commands that no signal of these tests ends, and what tries them."""
 

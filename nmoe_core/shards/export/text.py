@@ -20,7 +20,7 @@ from nmoe_core.base.atomic import atomic_file, write_bytes
 from nmoe_core.base.fingerprint import local_digest
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import LINEAGE_NAME
-from nmoe_core.shards.attribute_file import read_attribute
+from nmoe_core.shards.attribute_file import read_attribute, stale
 from nmoe_core.shards.documents import ShardFile
 from nmoe_core.shards.manifest import column_files
 from nmoe_core.text.documents import decode_documents
@@ -51,7 +51,7 @@ def write_texts(
     columns = []
     for number, (entry, file) in enumerate(zip(manifest.shards, files)):
         directory = manifest.shard_path(entry).parent
-        beside = _beside(directory, firsts[directory], len(file.spans))
+        beside = _beside(directory, firsts[directory], file)
         firsts[directory] += len(file.spans)
         path = output / f"{split}-{number:05d}-of-{len(manifest.shards):05d}.parquet"
         with atomic_file(path) as stream:
@@ -77,10 +77,11 @@ def write_texts(
     yield card
 
 
-def _beside(directory: Path, first: int, num_documents: int) -> pa.Table:
-    """Lineage, attributes and passthrough columns of documents of a shard, from document `first`
-    on."""
-    own = range(first, first + num_documents)
+def _beside(directory: Path, first: int, file: ShardFile) -> pa.Table:
+    """Lineage, attributes and passthrough columns of the documents of a file, which begin at
+    document `first` of its shard. Raises FormatError if an attribute is of other documents
+    (E-ATTRIBUTE-STALE)."""
+    own = range(first, first + len(file.spans))
     parents = [*own]  # the numbers of the documents in the data shard, whose attributes these are
     table = pa.table({_NUMBER: parents})
     if (path := directory / LINEAGE_NAME).is_file():
@@ -94,7 +95,15 @@ def _beside(directory: Path, first: int, num_documents: int) -> pa.Table:
             table = table.append_column(name, lineage.column(name))
     manifest = load_manifest(directory / MANIFEST_NAME)
     for path in (*_attributes(directory), *column_files(manifest)):
-        values = read_attribute(path).take([*own] if path.parent == directory else parents)
+        rows = [*own] if path.parent == directory else parents
+        values = read_attribute(path)
+        if max(rows, default=-1) >= values.num_rows:
+            raise stale(path.stem, path, f"{values.num_rows} documents")
+        values = values.take(rows)
+        if path.parent != directory:
+            found = [digest.hex() for digest in values.column("text_sha256").to_pylist()]
+            if found != [digest for _, digest in file.ids()]:
+                raise stale(path.stem, path, "other texts")
         for name in values.column_names:
             if name not in KEYS:
                 shown = name if name not in table.column_names else f"{path.stem}.{name}"

@@ -234,7 +234,7 @@ TEXTS = {
     *("device", "devices", "sources", "source", "slices", "shard", "order", "document"),
     *("base_url", "model", "accept_model", "api_key_env"),
     *("only", "where", "query", "columns", "family", "old", "new", "url", "remove", "command"),
-    *("tasks", "rebuild", "correct", "scores", "by", "note", "why", "sentence"),
+    *("stop", "date", "tasks", "rebuild", "correct", "scores", "by", "note", "why", "sentence"),
 }
 TAKES_URLS = {("verify", "manifest"), ("info", "manifest"), ("explain", "plan")}
 IS_A_HASH = {("run", "plan")}
