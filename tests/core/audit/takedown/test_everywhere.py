@@ -212,10 +212,22 @@ def test_texts_in_labels_are_erased_and_the_labels_stay_whole(
     labels = [{"doc_id": row["doc_id"], **label}, {"doc_id": "other", **label, "snippet": "stays"}]
     shard = run.tree.label_shard("train", 2) / "scores.jsonl"
     shard.parent.mkdir(parents=True)
+    # The oracle read the beginning of the text; its replies have the hash of what it read.
+    labels[0]["text_sha256"] = "ab" * 32
     shard.write_text(json_lines(labels) + '{"torn')
-    assert str(shard) in _holding(tmp_path)
+    ledger = run.tree.answers / "train-shard_2.jsonl"
+    reply = {"text_sha256": "ab" * 32, "request_digest": "c", "attempt": 0, "body": GONE[:200]}
+    earlier = {"text_sha256": "ab" * 32, "request_digest": "d", "label": {"raw": GONE[:200]}}
+    other = {**reply, "text_sha256": "cd" * 32, "body": "stays"}
+    ledger.parent.mkdir()
+    ledger.write_text(json_lines([reply, earlier, other]))
+    assert {str(shard), str(ledger)} <= _holding(tmp_path)
     done = said(capsys, *command_of(run, path, "--apply", "--erase-labels"))
-    assert done["erased"] == ["train/shard_2/scores.jsonl"]
+    assert done["erased"] == ["train/shard_2/scores.jsonl", "answers/train-shard_2.jsonl"]
+    assert [row.get("body", row.get("label")) for row in read_rows(ledger)] == [
+        *("", {"raw": ""}, "stays")
+    ]
+    assert str(ledger) not in _holding(tmp_path)
     assert [one["snippet"] for one in read_rows(shard)] == ["", "stays"]
     assert str(shard) not in _holding(tmp_path)
     again = said(capsys, *command_of(run, path, "--apply", "--erase-labels"))
