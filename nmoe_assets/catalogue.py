@@ -90,6 +90,8 @@ _MEANINGS = {
     "not use them by default",
     "labels_reused": "documents whose text the oracle had labelled before",
     "oracle_calls": "documents scored in this run; 0 if the slice was current",
+    "failures": "labels without scores, by finish reason",
+    "tokens_in, tokens_out": "tokens of prompts and of answers in this run, as the server counts",
     "n": "val documents that measure it; it was not fitted on them",
     "spearman": "rank correlation with the oracle's aggregate, -1..1",
     "spearman_within_source": "the same rank correlation within each source, averaged",

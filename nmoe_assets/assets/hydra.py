@@ -66,7 +66,10 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         kind="json",
         description=f"Scores of documents from the oracle of kind {run.config.oracle.kind}: "
         f"{', '.join(run.rubric.dimensions)}, in the order of the sample's column.",
-        facts=("parse_rate", "salvaged", "oracle_calls", "labels_reused"),
+        facts=(
+            *("parse_rate", "salvaged", "failures", "oracle_calls", "labels_reused"),
+            "tokens_in, tokens_out",
+        ),
         code_version=settings.labels(run).version,
         deps=[
             *([name, "docid_slices"] for name in names),

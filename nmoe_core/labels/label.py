@@ -9,6 +9,7 @@ question; an empty text needs none. Memory does not grow with the length of the 
 import json
 import os
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -86,6 +87,7 @@ def label_shard(
 
     Returns:
         The digest of the labels. Facts: `total`, `parsed`, `salvaged` (included in `parsed`),
+        `failed` (the number of labels without scores, by finish reason, as text),
         `num_new` (questions asked by this call), `num_reused` (documents that took an earlier
         answer, or the answer about an equal text), and of this call's replies their number,
         `replies`, and their tokens, `tokens_in` and `tokens_out`.
@@ -106,7 +108,9 @@ def label_shard(
             done = run.finish()
     digest, summary = done
     counts = {key: summary.get(key, 0) for key in ("total", "parsed", "salvaged")}
-    return Result(digest, counts | run.facts())
+    failed = summary.get("failed") or {}
+    reasons = ", ".join(f"{count} {reason}" for reason, count in failed.items())
+    return Result(digest, counts | {"failed": reasons} | run.facts())
 
 
 def label_fingerprints(documents: Documents, oracle: Oracle) -> Fingerprints:
@@ -311,11 +315,13 @@ class _Labelling:
     def finish(self) -> tuple[str, dict[str, Any]]:
         """Write the records and the summary; return the digest of the records and the summary."""
         outcomes = []
+        reasons: Counter[str] = Counter()
         with atomic_file(self.scores) as file:
             for record in self._records():
                 file.write(_encode(record).encode("utf-8", "replace") + b"\n")
-                kept = ("source", "ok", "salvaged", "finish_reason")
-                outcomes.append({key: record[key] for key in kept})
+                outcomes.append({key: record[key] for key in ("source", "ok", "salvaged")})
+                if not record["ok"]:
+                    reasons[record["finish_reason"]] += 1
             self.summary.unlink(missing_ok=True)
         digest = sha256_file(self.scores)
         summary: dict[str, Any] = {
@@ -325,6 +331,7 @@ class _Labelling:
             # of the labels.
             "resumed_from": None,
             "oracle": self.oracle.facts,
+            "failed": dict(sorted(reasons.items())),
             "scores_sha256": digest,
             "fingerprints": self.fingerprints,
         }

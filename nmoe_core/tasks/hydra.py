@@ -57,8 +57,11 @@ def label_slices(
             "documents": made.facts["total"],
             "parse_rate": made.facts["parsed"] / max(made.facts["total"], 1),
             "salvaged": made.facts["salvaged"],
+            "failures": made.facts["failed"],
             "oracle_calls": made.facts["num_new"],
             "labels_reused": made.facts["num_reused"],
+            "tokens_in": made.facts["tokens_in"],
+            "tokens_out": made.facts["tokens_out"],
             "scorer": made.facts["scorer"],
         }
         if job.relabel:

@@ -187,7 +187,7 @@ class EngineOracle(MeasuredOracle):
         return Reply(json.dumps(said), sent=sent, tokens_out=len(answer.tokens))
 
     def read(self, reply: Reply) -> OracleResult | None:
-        return self._result(reply)
+        return self._result(reply) if reply.body else None  # empty: erased by a takedown
 
     def _result(self, reply: Reply) -> OracleResult:
         said = json.loads(reply.body)
