@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from loader import open_loader, resolve_plan
+from loader.errors import NmoeError
 from loader.files import store
 from loader.files.addresses import join
 from nmoe_core.cli import main
@@ -165,6 +166,28 @@ def test_what_changed_alone_is_sent_after_the_old_version_is_taken_back(
     assert set(written[len(gone) :]) == differ
     remote = batches(f"{url}/loader_plan.json", cache_dir=tmp_path / "cache")
     np.testing.assert_array_equal(remote, batches(plan))
+
+
+def test_a_reader_never_gets_a_row_of_the_version_that_is_published_while_it_reads(
+    plan: Path, prepared_data: Path, url: str, tmp_path: Path
+) -> None:
+    """It reads on what is unchanged, and ends with one error where its file was replaced."""
+    expected = batches(plan)
+    publish(plan, url)
+    found = []
+    refusal = None
+    loader = open_loader(f"{url}/loader_plan.json", backend="numpy", cache_dir=tmp_path / "cache")
+    try:
+        for number, batch in enumerate(loader):
+            found.append(np.concatenate(batch))
+            if number == 1:
+                publish(changed(prepared_data), url)
+    except NmoeError as error:
+        refusal = error
+    np.testing.assert_array_equal(found, expected[: len(found)])
+    assert refusal is not None or len(found) == len(expected)
+    fresh = batches(f"{url}/loader_plan.json", cache_dir=tmp_path / "fresh")
+    np.testing.assert_array_equal(fresh, batches(plan))
 
 
 def test_a_file_that_another_hand_replaced_in_the_store_is_sent_again(
