@@ -20,6 +20,7 @@ _IN_RUNS = {
     "nmoe_core/tasks/selection/outcome.py": "the name of a column",
     "nmoe_core/text/equivalence.py": "one class",
     "nmoe_core/text/reference.py": "one run of blanks; see the readers below",
+    "nmoe_core/text/tokenizer.py": "literals",
     "nmoe_core/text/tokenizer_files.py": "literals",
 }
 

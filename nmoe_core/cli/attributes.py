@@ -24,9 +24,9 @@ def register(verbs: Any) -> None:
     attributes.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     add_run_flags(attributes, is_required=True)
     text = "record pooled states of a model for documents, as Parquet"
-    _add_states(verbs, "embedding", "embed", text, ("layers", "pooling", "max_tokens"))
+    _add_states(verbs, "embedding", "embed", text)
     text = "record how well a model predicts documents: bits per byte, perplexity"
-    _add_states(verbs, "perplexity", "perplexity", text, ("max_tokens",))
+    _add_states(verbs, "perplexity", "perplexity", text)
     text = "preview which documents a rule over attributes keeps; writes nothing"
     selected = add_verb(verbs, "select", select, text, _show_selection)
     selected.add_argument(
@@ -60,7 +60,7 @@ def register(verbs: Any) -> None:
     add_run_flags(ablated, is_required=True)
 
 
-def _add_states(verbs: Any, name: str, verb: str, text: str, keys: tuple[str, ...]) -> None:
+def _add_states(verbs: Any, name: str, verb: str, text: str) -> None:
     parser = add_verb(verbs, verb, describe, text, _show)
     parser.add_argument("--source", nargs="+", metavar="NAME", help="only these sources of the run")
     help_text = "describe the texts of this file instead of a run's documents"
@@ -68,8 +68,7 @@ def _add_states(verbs: Any, name: str, verb: str, text: str, keys: tuple[str, ..
     parser.add_argument("--out", type=Path, metavar="PARQUET", help="output of --input-jsonl")
     parser.add_argument("--text-field", help="with --input-jsonl (default: text)")
     parser.add_argument("--id-field", help="with --input-jsonl (default: doc_id or id)")
-    model = [f"backbone.{key}" for key in ("checkpoint", "device", "dtype")]
-    add_run_flags(parser, [*model, *(f"attributes.{name}.{key}" for key in keys)], is_required=True)
+    add_run_flags(parser, ["backbone.checkpoint"], is_required=True)
     parser.set_defaults(attribute=name)
 
 

@@ -10,9 +10,7 @@ records are read as answers, and are copied into the ledger before labels replac
 """
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -26,10 +24,13 @@ from nmoe_core.base.fingerprint import recorded
 from nmoe_core.base.jsonl import parse_object
 from nmoe_core.labels.oracle import (
     SCORES_NAME,
+    Budget,
     Oracle,
     OracleResult,
     Record,
     Reply,
+    Spent,
+    has_failed,
     is_answered,
     is_server_failure,
 )
@@ -42,11 +43,6 @@ KNOWN_NAME = "known.jsonl"  # earlier versions: records that another slice may n
 Key = tuple[bytes, bytes]  # digests of the request and of the text
 
 
-def sha256_of(text: str) -> str:
-    """The SHA-256 of a text, the key of its answers."""
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-
-
 class Outcome(NamedTuple):
     """What the ledger knows about a text.
 
@@ -54,54 +50,19 @@ class Outcome(NamedTuple):
         result: The result of the answers; None without an answer.
         attempts: Questions that were answered or refused.
         num_refused: Answers that were not accepted.
+        num_failures: Failures of the server on this text.
     """
 
     result: OracleResult | None
     attempts: int
     num_refused: int
+    num_failures: int = 0
 
     def is_open(self, max_retries: int) -> bool:
         """Whether the text must be asked about, again if its answer was not accepted."""
         if self.result is None:
             return True
         return self.result.scores is None and self.attempts <= max_retries
-
-
-@dataclass(slots=True)
-class Spent:
-    """Replies about one kind of question, and what they cost in tokens; `served` counts answers by
-    what the server said that it ran, if it said so."""
-
-    replies: int = 0
-    answers: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    served: Counter[str] = field(default_factory=Counter)
-
-    def add(self, reply: Reply) -> None:
-        self.replies += 1
-        self.tokens_in += reply.tokens_in
-        self.tokens_out += reply.tokens_out
-        self.answers += reply.status == 200
-        if reply.status == 200 and reply.served:
-            self.served[reply.served] += 1
-
-
-class Budget(NamedTuple):
-    """Prices per million tokens of prompts and answers, and the most that all answers to the
-    questions `asked` may cost (`Oracle.request_digest`)."""
-
-    input_price: float
-    output_price: float
-    max_cost: float
-    requests: frozenset[str]
-
-    def cost(self, spent: dict[str, Spent]) -> float:
-        """What replies have cost; `spent` is by `Oracle.request_digest`."""
-        found = [one for request, one in spent.items() if request in self.requests]
-        tokens_in = sum(one.tokens_in for one in found)
-        tokens_out = sum(one.tokens_out for one in found)
-        return (tokens_in * self.input_price + tokens_out * self.output_price) / 1e6
 
 
 class _Place(NamedTuple):
@@ -153,6 +114,7 @@ class Ledger:
         answers: dict[int, OracleResult] = {}
         is_exact: dict[int, bool] = {}
         attempts = 0
+        num_failures = 0
         refusal: OracleResult | None = None
         before = self._former_outcome(oracle, text)
         for entry in self._entries(_digest(oracle.request_digest), text):
@@ -160,6 +122,9 @@ class Ledger:
             if not serves(oracle, reply):
                 continue
             if (result := oracle.read(reply)) is None:
+                continue
+            if has_failed(result):
+                num_failures += 1
                 continue
             if not result.is_answer:
                 # If the server never answers, it does not refuse the document, but the request.
@@ -185,7 +150,7 @@ class Ledger:
             result = answers[num_refused]
             num_refused += result.scores is None
             attempts += 1
-        return Outcome(result or refusal, before.attempts + attempts, num_refused)
+        return Outcome(result or refusal, before.attempts + attempts, num_refused, num_failures)
 
     def has(self, request_digest: str, text_sha256: str, attempt: int, body: str) -> bool:
         """Whether exactly this reply is in the ledger."""
@@ -396,3 +361,29 @@ def _is_refused_answer(record: Record) -> bool:
 
 def _is_cut(result: OracleResult) -> bool:
     return result.scores is None and result.finish_reason == "length"
+
+
+def mixed_raters(oracle: Oracle, spent: Spent) -> LabelError:
+    """The error of answers by two models."""
+    named = [f"{name!r} ({count} answers)" for name, count in spent.served.most_common()]
+    return LabelError(
+        "the answers are of two models: the server changed what it runs",
+        where=oracle.scorer.scorer_model,
+        found=" and ".join(named),
+        expected="one model and one fingerprint",
+        do="set [oracle.http] served to one of these names, and texts with other answers are asked "
+        'again; or set served = "any" to use all answers',
+        code="E-LABEL-MIXED",
+    )
+
+
+def other_rater(oracle: Oracle, served: str) -> LabelError:
+    """The error of an answer that does not count by `Oracle.served`."""
+    return LabelError(
+        "the server runs another model than [oracle.http] served",
+        where=oracle.scorer.scorer_model,
+        found=served,
+        expected=oracle.served,
+        do="ask a server that runs it, or change served",
+        code="E-LABEL-MIXED",
+    )

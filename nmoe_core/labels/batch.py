@@ -19,9 +19,9 @@ from nmoe_core.base.atomic import atomic_file, output_lock
 from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.base.result import Result
-from nmoe_core.labels.answers import Ledger, Writer, sha256_of
+from nmoe_core.labels.answers import Ledger, Writer
 from nmoe_core.labels.jobs import LabelJob, Labelling, Sampled
-from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracle import Question, sha256_of
 from nmoe_core.labels.oracles.http import HttpOracle
 
 FILE_NAME = "batch.jsonl"  # the ledger's file of these answers

@@ -13,9 +13,9 @@ from pathlib import Path
 from nmoe_core.base.errors import LabelError
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.answers import Budget, Ledger, sha256_of
+from nmoe_core.labels.answers import Ledger
 from nmoe_core.labels.documents import Documents
-from nmoe_core.labels.oracle import Oracle
+from nmoe_core.labels.oracle import Budget, Oracle, sha256_of
 from nmoe_core.labels.oracles.harmony import fenced
 from nmoe_core.text.tokenizer import Tokenizer
 
@@ -80,6 +80,18 @@ def require_cost(found: Estimate, spent: float, budget: Budget, model: str) -> N
             "max_cost",
             code="E-LABEL-COST",
         )
+
+
+def too_expensive(oracle: Oracle, cost: float, budget: Budget) -> LabelError:
+    """The error of a run whose answers cost more than its budget."""
+    return LabelError(
+        "the answers cost as much as allowed",
+        where=oracle.scorer.scorer_model,
+        found=f"{cost:,.2f} for all answers of this oracle so far",
+        expected=f"at most {budget.max_cost:,.2f}",
+        do="raise [oracle.http] max_cost; the answers so far are stored",
+        code="E-LABEL-COST",
+    )
 
 
 def _unasked(

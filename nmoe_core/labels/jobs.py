@@ -14,11 +14,19 @@ from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import NOISE_NAMES
-from nmoe_core.labels.answers import Budget, Ledger
+from nmoe_core.labels.answers import Ledger
 from nmoe_core.labels.cost import Estimate, Part, estimate_labels, require_cost
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Keep, Oracle, OracleResult, Question, Reply
+from nmoe_core.labels.oracle import (
+    RETRY_TEMPERATURE,
+    Budget,
+    Keep,
+    Oracle,
+    OracleResult,
+    Question,
+    Reply,
+)
 from nmoe_core.labels.oracles import make_oracle
 from nmoe_core.labels.sample import draw_sample, sample_fingerprints, sampled_rows
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices

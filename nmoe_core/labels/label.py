@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock
 from nmoe_core.base.errors import LabelError, NmoeError
@@ -23,14 +23,14 @@ from nmoe_core.base.result import Result
 from nmoe_core.labels.answers import (
     ANSWERS_NAME,
     STARTED_NAME,
-    Budget,
     Ledger,
-    Spent,
     Writer,
     answers_file,
+    mixed_raters,
+    other_rater,
     serves,
-    sha256_of,
 )
+from nmoe_core.labels.cost import too_expensive
 from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.label_files import (
     PARTIAL_NAME,
@@ -48,11 +48,13 @@ from nmoe_core.labels.oracle import (
     Record,
     Reply,
     Shown,
+    Spent,
     coverage,
     has_failed,
     is_server_failure,
     label_record,
     read_records,
+    sha256_of,
 )
 from nmoe_core.shards.documents import Text
 
@@ -126,6 +128,15 @@ def is_answered(directory: Path) -> bool:
     summary = read_summary(directory / SUMMARY_NAME)
     is_parsed = summary.get("parsed") == summary.get("total")
     return is_parsed or not any(map(is_server_failure, read_records(directory / SCORES_NAME)))
+
+
+class _Pending(NamedTuple):
+    """A text to ask about: its number, the answers that were not accepted, and the failures of the
+    server."""
+
+    number: int
+    attempt: int
+    num_failures: int
 
 
 class _Labelling:
@@ -207,7 +218,7 @@ class _Labelling:
             while pending := self._pending(ledger, max_retries):
                 self._ask(writer, ledger, pending)
 
-    def _pending(self, ledger: Ledger, max_retries: int) -> list[tuple[int, int]]:
+    def _pending(self, ledger: Ledger, max_retries: int) -> list[_Pending]:
         """The number and the attempt of each text to ask about: first texts without an answer, then
         texts with retries left."""
         new = []
@@ -218,22 +229,23 @@ class _Labelling:
             outcome = ledger.outcome(self.oracle, digest)
             if outcome.is_open(max_retries):
                 kind = new if outcome.result is None else again
-                kind.append((number, outcome.num_refused))
+                kind.append(_Pending(number, outcome.num_refused, outcome.num_failures))
         return new or again
 
-    def _ask(self, writer: Writer, ledger: Ledger, pending: list[tuple[int, int]]) -> None:
+    def _ask(self, writer: Writer, ledger: Ledger, pending: list[_Pending]) -> None:
         """Ask about each text once, and append every reply when it arrives."""
         open_questions = set(range(len(pending)))
         meter = Meter(f"label {self.directory.name}", len(pending))
         num_parsed = 0
 
         def keep(i: int, reply: Reply) -> None:
-            number, attempt = pending[i]
-            writer.append(self.oracle.request_digest, self._digest(number), attempt, reply)
+            one = pending[i]
+            text = self._digest(one.number)
+            writer.append(self.oracle.request_digest, text, one.attempt, reply)
             self.spent.add(reply)
             self._error = self._error or self._end_of(ledger)
             if not serves(self.oracle, reply):
-                self._error = self._error or _other_rater(self.oracle, reply.served)
+                self._error = self._error or other_rater(self.oracle, reply.served)
 
         before = self._failures()
         for i, result in self.oracle.label(self._questions(pending, before), keep):
@@ -241,7 +253,7 @@ class _Labelling:
                 raise self._wrong_count(f"an extra answer, to question {i}", len(pending))
             open_questions.remove(i)
             if has_failed(result):
-                digest = self._digest(pending[i][0])
+                digest = self._digest(pending[i].number)
                 self._failed[digest] = before.get(digest, result)
             num_parsed += result.scores is not None
             num_done = len(pending) - len(open_questions)
@@ -257,17 +269,18 @@ class _Labelling:
             raise self._wrong_count(found, len(pending))
 
     def _questions(
-        self, pending: list[tuple[int, int]], failed_before: Collection[str]
+        self, pending: list[_Pending], failed_before: Collection[str]
     ) -> Iterator[Question]:
         """Yield the questions. After an error there are no more questions, so that the oracle waits
         for its open requests only."""
-        for number, attempt in pending:
+        for one in pending:
             if self._error is not None:
                 return
             self.num_asked += 1
-            doc_id, _ = self.documents.rows[self._first_rows[number]]
+            doc_id, _ = self.documents.rows[self._first_rows[one.number]]
             text = self.documents.text(doc_id).text
-            yield Question(text, attempt, self._digest(number) in failed_before)
+            is_again = self._digest(one.number) in failed_before
+            yield Question(text, one.attempt, is_again, one.num_failures)
 
     def _failures(self) -> dict[str, OracleResult]:
         """The failures of the server in an earlier run, by text."""
@@ -285,13 +298,13 @@ class _Labelling:
         """The error that ends this run after the replies in the ledger, if there is one."""
         budget = ledger.budget
         if budget is not None and (cost := budget.cost(ledger.spent)) > budget.max_cost:
-            return _too_expensive(self.oracle, cost, budget)
+            return too_expensive(self.oracle, cost, budget)
         return self._other_raters(ledger)
 
     def _other_raters(self, ledger: Ledger) -> NmoeError | None:
         spent = ledger.spent.get(self.oracle.request_digest, Spent())
         is_mixed = self.oracle.served == "one" and len(spent.served) > 1
-        return _mixed_raters(self.oracle, spent) if is_mixed else None
+        return mixed_raters(self.oracle, spent) if is_mixed else None
 
     def _show_partial(self, num_seen: int, num_parsed: int) -> None:
         """Write the counts so far, for people who watch the progress. The file is not synced,
@@ -361,45 +374,10 @@ class _Labelling:
             [(_, result)] = self.oracle.label([Question(text)])
             return result, 1
         digest = self._digest(self._text_of_row[row])
-        result, attempts, _ = self.ledger.outcome(self.oracle, digest)
+        result, attempts, *_ = self.ledger.outcome(self.oracle, digest)
         return (self._failed[digest], 0) if result is None else (result, attempts)
 
 
 def _shown(text: Text) -> Shown:
     snippet = text.text[:SNIPPET_CHARS].replace("\n", " ")
     return Shown(snippet, sha256_of(text.text), text.is_truncated)
-
-
-def _mixed_raters(oracle: Oracle, spent: Spent) -> LabelError:
-    named = [f"{name!r} ({count} answers)" for name, count in spent.served.most_common()]
-    return LabelError(
-        "the answers are of two models: the server changed what it runs",
-        where=oracle.scorer.scorer_model,
-        found=" and ".join(named),
-        expected="one model and one fingerprint",
-        do="set [oracle.http] served to one of these names, and texts with other answers are asked "
-        'again; or set served = "any" to use all answers',
-        code="E-LABEL-MIXED",
-    )
-
-
-def _other_rater(oracle: Oracle, served: str) -> LabelError:
-    return LabelError(
-        "the server runs another model than [oracle.http] served",
-        where=oracle.scorer.scorer_model,
-        found=served,
-        expected=oracle.served,
-        do="ask a server that runs it, or change served",
-        code="E-LABEL-MIXED",
-    )
-
-
-def _too_expensive(oracle: Oracle, cost: float, budget: Budget) -> LabelError:
-    return LabelError(
-        "the answers cost as much as allowed",
-        where=oracle.scorer.scorer_model,
-        found=f"{cost:,.2f} for all answers of this oracle so far",
-        expected=f"at most {budget.max_cost:,.2f}",
-        do="raise [oracle.http] max_cost; the answers so far are stored",
-        code="E-LABEL-COST",
-    )

@@ -59,6 +59,8 @@ class Question(NamedTuple):
     is_again: bool = False
     """Whether the server failed on this text in an earlier run. Such a text is tried once, and does
     not block other questions."""
+    num_failures: int = 0
+    """How often the server failed on this text so far."""
     is_redrawn: bool = False
     """Whether this is a second, sampled answer, which is compared with the first answer to measure
     noise."""
@@ -120,6 +122,43 @@ class Reply:
     tokens_out: int = 0
 
 
+@dataclass(slots=True)
+class Spent:
+    """Replies about one kind of question, and what they cost in tokens; `served` counts answers by
+    what the server said that it ran, if it said so."""
+
+    replies: int = 0
+    answers: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    served: Counter[str] = field(default_factory=Counter)
+
+    def add(self, reply: Reply) -> None:
+        self.replies += 1
+        self.tokens_in += reply.tokens_in
+        self.tokens_out += reply.tokens_out
+        self.answers += reply.status == 200
+        if reply.status == 200 and reply.served:
+            self.served[reply.served] += 1
+
+
+class Budget(NamedTuple):
+    """Prices per million tokens of prompts and answers, and the most that all answers to the
+    questions `asked` may cost (`Oracle.request_digest`)."""
+
+    input_price: float
+    output_price: float
+    max_cost: float
+    requests: frozenset[str]
+
+    def cost(self, spent: dict[str, Spent]) -> float:
+        """What replies have cost; `spent` is by `Oracle.request_digest`."""
+        found = [one for request, one in spent.items() if request in self.requests]
+        tokens_in = sum(one.tokens_in for one in found)
+        tokens_out = sum(one.tokens_out for one in found)
+        return (tokens_in * self.input_price + tokens_out * self.output_price) / 1e6
+
+
 Keep = Callable[[int, Reply], None]
 """Stores a reply to the question with this index. Called when the reply arrives."""
 
@@ -159,7 +198,7 @@ class Oracle(Protocol):
 
     def read(self, reply: Reply) -> OracleResult | None:
         """The result of a stored reply; None if the reply says nothing about the text, because the
-        server failed or another model answered."""
+        server was overloaded, refused the run, or another model answered."""
         ...
 
 
@@ -176,6 +215,11 @@ class MeasuredOracle:
         self.max_new: int | None = None
         self.served = "any"
         self.scorer = Scorer(model, self.fingerprint[:16], facts["rubric"])
+
+
+def sha256_of(text: str) -> str:
+    """The SHA-256 of a text, the key of its answers."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 class Shown(NamedTuple):

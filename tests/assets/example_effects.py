@@ -169,7 +169,7 @@ EFFECTS = {
     ),
     "nmoe train import-pt hydra_probe.pt": Effect(makes=("out/heads/hydra_probe.safetensors",)),
     "nmoe generate prompts.jsonl -o answers.jsonl --checkpoint gpt-oss-20b --max-tokens 64": Effect(
-        "2 completions, 2 new, 128 new tokens", ("answers.jsonl",)
+        "2 completions, 2 new, 0 refused, 128 new tokens", ("answers.jsonl",)
     ),
     _CURATE: Effect("40 records", ("ordered.jsonl", "ordered_embeddings.npy")),
     f"nmoe curate calibrate-k {_MODEL}": Effect(
@@ -196,6 +196,10 @@ EFFECTS = {
         ("out/takedown/proof.json",),
         (_APPLY, "nmoe curate shards"),
     ),
+    "nmoe embed --source web": Effect(
+        "docs/0000", ("out/attributes/docs/shard_0000/embedding.parquet",)
+    ),
+    "nmoe perplexity": Effect("docs/0000", ("out/attributes/docs/shard_0000/perplexity.parquet",)),
     "nmoe plan": Effect("not made yet[\\s\\S]+nmoe run --plan"),
     "nmoe plan --set calibration.target_keep=0.3 --sample 64": Effect(
         "calibration.target_keep: 0.5 -> 0.3"
@@ -213,9 +217,20 @@ EFFECTS = {
     _REMIX: Effect(r"docs +33.333 +70.000", ("remixed.json", "remixed.certificate.json")),
     _BISECT: Effect(r"1 of \d+ documents", ("bisection/causes.json", "bisection/masked.json")),
 }
+_MODEL_OF_HUB = "it needs the weights of a published model"
+_SERVER = "the oracle of the project is no server; test_batch.py tries them"
 # Examples that are only parsed, and why.
 LISTED = {
     "nmoe ui --port 3100": "a server that runs until it is interrupted",
+    "nmoe embed --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out web.parquet": _MODEL_OF_HUB,
+    "nmoe perplexity --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out bits.parquet": (
+        _MODEL_OF_HUB
+    ),
+    "nmoe generate chats.jsonl -o samples.jsonl --checkpoint Qwen3-8B --n 4 --temperature 0.7": (
+        _MODEL_OF_HUB
+    ),
+    "nmoe hydra requests -o requests.jsonl --slices val-00 val-01": _SERVER,
+    "nmoe hydra answers results.jsonl": _SERVER,
     "nmoe init HuggingFaceFW/fineweb --subset sample-10BT": "it asks the hub",
 }
 # Of `python -m loader`: the verb, what follows it, and the pattern of what it prints.

@@ -161,7 +161,7 @@ def _takedown(directory: Path) -> Family:
         for i in range(4)
     ]
     tokens = {row["text_sha256"]: np.array(d, "<u4") for row, d in zip(rows, documents)}
-    add_rows(tree, rows, tokens)
+    add_rows(tree, rows, tokens, lambda ids: " ".join(map(str, ids.tolist())))
 
     def read(root: Path) -> object:
         found = read_rows(Tree.below(root))

@@ -258,10 +258,12 @@ def test_a_missing_plan_or_bucket_and_a_store_that_is_down_give_one_true_line(
 ):
     root, stop = store
     urls = [f"{root}/plans/other.json", f"{root}/nowhere/plan.json"]
-    if root.startswith("s3:"):
-        urls.append("s3://elsewhere/plan.json")
     for url in urls:
         assert the_line(url, tmp_path, capsys).startswith(f"ERROR [E-PLAN-MISSING]: {url}")
+    if root.startswith("s3:"):
+        line = the_line("s3://elsewhere/plan.json", tmp_path, capsys)
+        assert line.startswith("ERROR [E-STORE]: s3://elsewhere/plan.json")
+        assert "NoSuchBucket" in line
     stop()
     line = the_line(f"{root}/plans/plan.json", tmp_path, capsys)
     assert line.startswith("ERROR [E-STORE]: ")

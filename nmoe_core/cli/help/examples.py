@@ -49,7 +49,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "nmoe publish": ("nmoe publish out/mixture/loader_plan.json s3://bucket/run --dry-run",),
     "nmoe attributes": ("nmoe attributes --only signals language",),
     "nmoe embed": (
-        "nmoe embed --layers 15 final",
+        "nmoe embed --source web",
         "nmoe embed --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out web.parquet",
     ),
     "nmoe perplexity": (

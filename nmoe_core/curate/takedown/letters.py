@@ -17,8 +17,9 @@ FEWEST_LETTERS = 20
 _EVERY = 16
 PASSAGE_LETTERS = GRAM_TOKENS + _EVERY - 1
 """A passage with so many successive letters of a text is always found."""
-_CODE = re.compile(r"\\+u([0-9a-fA-F]{4})")
-_ESCAPE = re.compile(r"\\+[nrtbf]|&(?:amp;)*#?\w{2,8};")
+# Begin at the first backslash of a run: from each of them, long runs take quadratic time.
+_CODE = re.compile(r"(?<!\\)\\+u([0-9a-fA-F]{4})")
+_ESCAPE = re.compile(r"(?<!\\)\\+[nrtbf]|&(?:amp;)*#?\w{2,8};")
 _OTHERS = re.compile(r"[\W_]+")
 _ASCII_OTHERS = bytes(code for code in range(128) if not chr(code).isalnum())
 

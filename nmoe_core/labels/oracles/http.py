@@ -145,7 +145,7 @@ class HttpOracle(MeasuredOracle):
                 reply = await post(connection, body)
             finally:
                 flow.leave()
-            if reply.status and keep is not None:
+            if keep is not None and (reply.status or reply.kind == "failure"):
                 keep(i, self._received(reply, body))
             if reply.kind == "answer":
                 flow.answered()
@@ -171,7 +171,7 @@ class HttpOracle(MeasuredOracle):
                 # with this document: count a try.
                 tries += flow.num_answered > seen[0] and flow.num_refused == seen[1] + 1
                 seen = flow.num_answered, flow.num_refused
-            if question.is_again:
+            if question.is_again or question.num_failures >= table.max_attempts:
                 return self._result(reply), None
             if is_over and not (reply.status == 429 and flow.num_answered):
                 raise self._down(flow, reply, f"an answer within {table.max_outage_s:g} s")
@@ -185,8 +185,9 @@ class HttpOracle(MeasuredOracle):
         """The reply as the ledger keeps it; `body` is the request's."""
         sent = {key: value for key, value in json.loads(body).items() if key not in _NOT_KEPT}
         tokens_in, tokens_out = usage_of(reply.value)
+        text = reply.text if reply.status else reply.reason  # without a reply, the reason
         return Reply(
-            self._clean(reply.text, self._table.max_reply_bytes),
+            self._clean(text, self._table.max_reply_bytes),
             reply.status,
             {"url": self._url.partition("?")[0], **sent},
             self._served(reply.value),
@@ -218,7 +219,7 @@ class HttpOracle(MeasuredOracle):
     def read(self, reply: Reply) -> OracleResult | None:
         found = classify(reply.status, reply.body)
         is_answer = found.kind == "answer" and self._is_of_model(found.value.get("model"))
-        is_about_document = found.kind == "document" or found.status == 403
+        is_about_document = found.kind in ("document", "failure") or found.status == 403
         return self._result(found) if is_answer or is_about_document else None
 
     def _result(self, reply: ServerReply) -> OracleResult:
@@ -304,7 +305,7 @@ class _Requests:
         self._failed: list[tuple[int, Question, OracleResult]] = []
         self._again: deque[tuple[int, Question]] = deque()
         self._error: BaseException | None = None
-        self._refusal: LabelError | None = None
+        self._fault: LabelError | None = None  # of the last failure
         self._has_news = asyncio.Event()
 
     async def next_results(self) -> list[Result]:
@@ -323,8 +324,8 @@ class _Requests:
         if self._error is not None:
             await self._drain()
         if not self._results:
-            if self._refusal is not None and not self._flow.num_answered:
-                self._error = self._error or self._refusal
+            if self._failed and not self._flow.num_answered:
+                self._error = self._error or self._fault
             if self._error is not None:
                 raise self._error
             self._release_failures()
@@ -373,8 +374,8 @@ class _Requests:
             self._results.append((i, result))
         else:
             self._failed.append((i, question, result))
+            self._fault = fault
             is_refused = result.finish_reason.startswith("http_4")
-            self._refusal = fault if is_refused else self._refusal
             if len(self._failed) >= MAX_FAILED_IN_A_ROW:
                 # A request that timed out may be paid, so it is not sent again and again.
                 is_final = is_refused or result.finish_reason == "timeout"

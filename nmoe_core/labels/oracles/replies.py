@@ -88,7 +88,9 @@ async def post(connection: Connection, body: bytes) -> ServerReply:
 
 
 def classify(status: int, text: str, wait_s: float = 0.0) -> ServerReply:
-    """The kind of a reply."""
+    """The kind of a reply; if the status is 0, there was none, and `text` is the reason."""
+    if status == 0:
+        return ServerReply("failure", text)
     if status != 200:
         kind = _KINDS.get(status, "document" if 400 <= status < 500 else "failure")
         if status == 429 and _NO_CREDIT.search(text):

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from loader.files.checksummed_json import sealed
+from loader.files.format import load_manifest
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.shards.documents import ingest_ids
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.preview import plan_regrade, plan_run
 from nmoe_core.tasks.selection.composition import Portion, composition, most_moved
@@ -429,7 +431,8 @@ def test_passthrough_columns_go_with_the_documents_into_curated_shards_and_their
         lineage = [json.loads(line) for line in shard.lineage.read_text().splitlines()]
         assert [row["url"] for row in rows] == [f"u{row['parent_doc_id']}" for row in lineage]
         assert [row["doc_id"] for row in rows] == numbered.doc_ids(bucket, numbered.curated)
-        expected += rows
+        ingested = ingest_ids(load_manifest(shard.curated_manifest))
+        expected += [row | {"ingest_id": one} for row, (one, _) in zip(rows, ingested, strict=True)]
     manifest = str(numbered.tree.curated_manifest("web"))
     assert main(["verify", manifest, "--checksums"]) == 0
     assert main(["export", "mds", manifest, "--output", str(tmp_path / "mds")]) == 0

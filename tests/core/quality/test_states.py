@@ -132,8 +132,12 @@ def test_a_file_of_texts_gets_the_rows_that_a_run_gives_the_same_texts(
     texts = tmp_path / "in" / "web.jsonl"
     out = tmp_path / "out.parquet"
     argv = ["embed", "--input-jsonl", str(texts), "--out", str(out)]
-    argv += ["--checkpoint", str(run.tree.checkpoint), "--layers", "2", "final"]
-    argv += ["--max-tokens", "24", "--set", f"tokenizer={run.tokenizer.name}"]
+    argv += [
+        "--checkpoint",
+        str(run.tree.checkpoint),
+        '--set=attributes.embedding.layers=[2, "final"]',
+    ]
+    argv += ["--set=attributes.embedding.max_tokens=24", "--set", f"tokenizer={run.tokenizer.name}"]
     assert main(argv) == 0
     found = pq.read_table(out).to_pylist()
     lines = [json.loads(line) for line in texts.read_text().splitlines()]
@@ -148,7 +152,7 @@ def test_a_file_of_texts_gets_the_rows_that_a_run_gives_the_same_texts(
     assert main(argv) == 0
     assert out.stat().st_mtime_ns == before, "nothing changed"
     texts.write_text(json_lines(lines[:3]))
-    assert main([*argv, "--pooling", "last"]) == 0
+    assert main([*argv, "--set=attributes.embedding.pooling=last"]) == 0
     names = pq.read_table(out).column_names
     assert names == ["doc_id", "text_sha256", "layer_2_last", "final_last"]
 
@@ -167,8 +171,11 @@ def test_a_row_does_not_depend_on_the_documents_beside_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--layers", "5"], "found 5, expected different blocks of 1 to 4, or final"),
-        (["--layers", "2", "2"], "found 2, 2"),
+        (
+            ["--set=attributes.embedding.layers=[5]"],
+            "found 5, expected different blocks of 1 to 4, or final",
+        ),
+        (["--set=attributes.embedding.layers=[2, 2]"], "found 2, 2"),
         (["--out", "x.parquet"], "--out has no effect without --input-jsonl"),
         (["--input-jsonl", "a", "--source", "web"], "--source has no effect with --input-jsonl"),
         (["--input-jsonl", "none.jsonl"], "--out is missing"),

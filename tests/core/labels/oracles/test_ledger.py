@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from nmoe_core.labels.answers import sha256_of
-from nmoe_core.labels.oracle import Record, read_records
+from nmoe_core.labels.oracle import Record, read_records, sha256_of
 from tests.core.labels.oracles.server import (
     GOOD,
     MODEL,
     JudgeServer,
     Reply,
+    answers,
     completion,
     documents_of,
     grades_of,
@@ -153,3 +153,40 @@ def test_an_accepted_name_counts_for_the_answers_that_were_paid_before(
     )
     assert server.asked.total() == paid + 10 - len(replies(tmp_path)[:paid]) == 10
     assert all(row["ok"] for row in read_records(tmp_path / "out" / "scores.jsonl"))
+
+
+def test_documents_that_a_server_always_fails_on_do_not_hold_up_a_resumed_run(
+    server: JudgeServer, tmp_path: Path
+) -> None:
+    """Even if nothing else is left to ask: that is no outage."""
+    texts = documents_of(60)
+    bad = set(texts[::2])
+    error = Reply(b"CUDA OOM", 500)
+    stop = Reply(b"no key", 401)
+    flags = ("--set=oracle.http.max_attempts=2", "--set=oracle.http.concurrency=4")
+
+    def behave(document: str, nth: int) -> Reply:
+        return error if document in bad else answers(document, nth)
+
+    server.behave = lambda d, nth: stop if d == texts[-1] else behave(d, nth)
+    assert label(server, tmp_path, texts, *flags) == 1  # its answers are kept
+    failed = {r["text_sha256"] for r in replies(tmp_path) if r["status"] == 500}
+    assert len(failed) > 20
+    server.behave = behave
+    asked = server.asked.total()
+    assert label(server, tmp_path, texts, *flags) == 0
+    assert server.asked.total() - asked < 2 * len(bad)
+    assert [row["ok"] for row in records(tmp_path)] == [text not in bad for text in texts]
+
+
+@pytest.mark.parametrize("reply", [Reply(b"boom", 500), Reply(resets=True), Reply(b"<html>")])
+def test_a_server_that_answers_nothing_gives_no_label_however_few_the_documents(
+    server: JudgeServer, tmp_path: Path, reply: Reply
+) -> None:
+    server.always(reply)
+    flags = ("--set=oracle.http.max_attempts=1", "--set=oracle.http.max_outage_s=0")
+    assert label(server, tmp_path, documents_of(3), *flags) == 1
+    assert not (tmp_path / "out" / "scores.jsonl").exists()
+    server.behave = answers
+    assert label(server, tmp_path, documents_of(3)) == 0
+    assert all(row["ok"] for row in records(tmp_path))
