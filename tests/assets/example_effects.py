@@ -196,10 +196,6 @@ EFFECTS = {
         ("out/takedown/proof.json",),
         (_APPLY, "nmoe curate shards"),
     ),
-    "nmoe embed --source web": Effect(
-        "docs/0000", ("out/attributes/docs/shard_0000/embedding.parquet",)
-    ),
-    "nmoe perplexity": Effect("docs/0000", ("out/attributes/docs/shard_0000/perplexity.parquet",)),
     "nmoe plan": Effect("not made yet[\\s\\S]+nmoe run --plan"),
     "nmoe plan --set calibration.target_keep=0.3 --sample 64": Effect(
         "calibration.target_keep: 0.5 -> 0.3"
@@ -217,11 +213,14 @@ EFFECTS = {
     _REMIX: Effect(r"docs +33.333 +70.000", ("remixed.json", "remixed.certificate.json")),
     _BISECT: Effect(r"1 of \d+ documents", ("bisection/causes.json", "bisection/masked.json")),
 }
+_STATES = "minutes on all documents of the project; test_states.py tries it"
 _MODEL_OF_HUB = "it needs the weights of a published model"
 _SERVER = "the oracle of the project is no server; test_batch.py tries them"
 # Examples that are only parsed, and why.
 LISTED = {
     "nmoe ui --port 3100": "a server that runs until it is interrupted",
+    "nmoe embed --source web": _STATES,
+    "nmoe perplexity": _STATES,
     "nmoe embed --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out web.parquet": _MODEL_OF_HUB,
     "nmoe perplexity --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out bits.parquet": (
         _MODEL_OF_HUB
