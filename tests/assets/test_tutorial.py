@@ -30,7 +30,7 @@ def test_every_command_of_the_tutorial_has_the_verb_and_the_flags_that_it_shows(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_each_block_of_the_tutorial_runs_and_new_documents_alone_are_tokenized_and_labelled(
+def test_each_block_of_the_tutorial_runs_and_new_documents_alone_are_tokenized(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("torch")
@@ -59,7 +59,6 @@ def test_each_block_of_the_tutorial_runs_and_new_documents_alone_are_tokenized_a
     assert (tmp_path / "report" / "index.html").is_file()
     with dg.DagsterInstance.from_config(str(tmp_path / ".dagster")) as instance:
         assert newest(instance, ["notes", "shards"], "documents_tokenized") == [20, 20]
-        assert sum(newest(instance, ["hydra", "oracle_labels"], "oracle_calls")) == 20
 
 
 def newest(instance: dg.DagsterInstance, key: list[str], fact: str) -> list[int]:
