@@ -10,6 +10,7 @@ records are read as answers, and are copied into the ledger before labels replac
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -88,7 +89,7 @@ class Ledger:
     def __init__(self, directory: Path, budget: Budget | None = None) -> None:
         self.directory = directory
         self.budget = budget
-        self.spent: dict[str, Spent] = {}
+        self.spent: defaultdict[str, Spent] = defaultdict(Spent)
         """What was spent, by `Oracle.request_digest`."""
         self._places: dict[Key, list[_Place]] = {}
         self._num_read: dict[Path, int] = {}  # bytes of each file that are in the index
@@ -102,9 +103,9 @@ class Ledger:
         for started in sorted(self.directory.parent.rglob(STARTED_NAME)):
             if started.parent not in self._former:
                 self._former.add(started.parent)
-                for path, offset, payload, _ in former_records(started.parent):
-                    entry = parse_object(payload)
-                    key = _key(_former_request(started.parent), entry["text_sha256"])
+                request = _former_request(started.parent)
+                for path, offset, payload, record in former_records(started.parent):
+                    key = _key(request, record["text_sha256"])
                     self._places.setdefault(key, []).append(_Place(path, offset, len(payload)))
 
     def outcome(self, oracle: Oracle, text_sha256: str) -> Outcome:
@@ -134,11 +135,8 @@ class Ledger:
                 continue
             attempt = entry["attempt"]
             is_same_limit = reply.max_new == oracle.max_new
-            if (
-                not is_same_limit
-                and _is_cut(result)
-                and (reply.max_new or 0) < (oracle.max_new or 0)
-            ):
+            had_lower_limit = (reply.max_new or 0) < (oracle.max_new or 0)
+            if _is_cut(result) and had_lower_limit:
                 continue
             # An answer with the current limit comes first: it is the answer that was used then.
             if attempt not in answers or is_same_limit > is_exact[attempt]:
@@ -156,11 +154,6 @@ class Ledger:
         """Whether exactly this reply is in the ledger."""
         entries = self._entries(_digest(request_digest), bytes.fromhex(text_sha256))
         return any((e.get("attempt"), e.get("body")) == (attempt, body) for e in entries)
-
-    def tokens_of_answers(self, oracle: Oracle) -> tuple[int, int]:
-        """The number of answers to this oracle's questions, and of their tokens."""
-        spent = self.spent.get(oracle.request_digest, Spent())
-        return spent.answers, spent.tokens_out
 
     def _former_outcome(self, oracle: Oracle, text: bytes) -> Outcome:
         """The outcome of the records of an earlier version; they count for unchanged settings
@@ -215,7 +208,7 @@ class Ledger:
                 int(entry["label"]["attempts"])
             else:
                 int(entry["attempt"])
-                self.spent.setdefault(request, Spent()).add(_reply(entry))
+                self.spent[request].add(_reply(entry))
         except (ValueError, KeyError, TypeError, AttributeError):
             raise LabelError(
                 "a line is not an answer of an oracle",

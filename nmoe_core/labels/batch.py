@@ -20,6 +20,7 @@ from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.base.result import Result
 from nmoe_core.labels.answers import Ledger, Writer
+from nmoe_core.labels.cost import open_texts
 from nmoe_core.labels.jobs import LabelJob, Labelling, Sampled
 from nmoe_core.labels.oracle import Question, sha256_of
 from nmoe_core.labels.oracles.http import HttpOracle
@@ -72,22 +73,19 @@ def _url(labelling: Labelling) -> str:
 
 
 def _questions(labelling: Labelling, jobs: Iterable[LabelJob]) -> Iterator[tuple[Asked, bytes]]:
-    seen: set[tuple[str, str]] = set()
+    seen: dict[str, set[str]] = {}  # digests of texts, by request
+    retries = labelling.table.max_retries
     for job in jobs:
         ledger = labelling.ledger(job)
         for documents, _, oracle in labelling.parts(job):
             if not isinstance(oracle, HttpOracle | Sampled):
                 raise _not_a_server(labelling)
-            for doc_id, _ in documents.rows:
-                text = documents.text(doc_id).text
-                key = oracle.request_digest, sha256_of(text)
-                outcome = ledger.outcome(oracle, key[1])
-                retries = labelling.table.max_retries
-                if not text.strip() or key in seen or not outcome.is_open(retries):
-                    continue
-                seen.add(key)
-                asked = Asked(*key, outcome.num_refused, oracle.max_new or 0)
-                yield asked, oracle.request(Question(text, outcome.num_refused))
+            request = oracle.request_digest
+            texts = seen.setdefault(request, set())
+            for _, text, outcome in open_texts(documents, ledger, oracle, retries, texts):
+                attempt = outcome.num_refused
+                asked = Asked(request, sha256_of(text), attempt, oracle.max_new or 0)
+                yield asked, oracle.request(Question(text, attempt))
 
 
 def _not_a_server(labelling: Labelling) -> ConfigError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from nmoe_core.base.errors import LabelError
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.labels.answers import Ledger
+from nmoe_core.labels.answers import Ledger, Outcome
 from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.oracle import Budget, Oracle, sha256_of
 from nmoe_core.labels.oracles.harmony import fenced
@@ -46,14 +46,15 @@ def estimate_labels(
     prompt = rubric.text().join(fenced(""))
     prompt_tokens = TEMPLATE_TOKENS + len(tokenizer.encode_long(prompt, 1 << 30))
     rows: dict[str, tuple[int, ...]] = {}
-    seen: dict[tuple[Ledger, str], set[bytes]] = {}  # texts to ask about
+    seen: dict[tuple[Ledger, str], set[str]] = {}  # texts to ask about
     for name, ledger, parts in jobs:
         num = tokens_in = tokens_out = 0
         for documents, _, oracle in parts:
             if not oracle.request_digest:
                 continue
             texts = seen.setdefault((ledger, oracle.request_digest), set())
-            asked = list(_unasked(documents, ledger, oracle, table.max_retries, texts))
+            open_now = open_texts(documents, ledger, oracle, table.max_retries, texts)
+            asked = [doc_id for doc_id, _, _ in open_now]
             num += len(asked)
             tokens_in += sum(map(documents.num_tokens, asked)) + len(asked) * prompt_tokens
             tokens_out += round(len(asked) * _tokens_of_an_answer(ledger, oracle, table))
@@ -94,25 +95,26 @@ def too_expensive(oracle: Oracle, cost: float, budget: Budget) -> LabelError:
     )
 
 
-def _unasked(
-    documents: Documents, ledger: Ledger, oracle: Oracle, max_retries: int, seen: set[bytes]
-) -> Iterator[str]:
-    """Yield the ids of documents that labelling would ask about; adds their texts to `seen`."""
+def open_texts(
+    documents: Documents, ledger: Ledger, oracle: Oracle, max_retries: int, seen: set[str]
+) -> Iterator[tuple[str, str, Outcome]]:
+    """Yield document id, text and outcome of each text that labelling would ask about; adds the
+    texts' digests to `seen`, and leaves out those that are in it."""
     for doc_id, _ in documents.rows:
         text = documents.text(doc_id).text
         digest = sha256_of(text)
-        key = bytes.fromhex(digest)
-        if not text.strip() or key in seen:
+        if not text.strip() or digest in seen:
             continue
-        if ledger.outcome(oracle, digest).is_open(max_retries):
-            seen.add(key)
-            yield doc_id
+        outcome = ledger.outcome(oracle, digest)
+        if outcome.is_open(max_retries):
+            seen.add(digest)
+            yield doc_id, text, outcome
 
 
 def _tokens_of_an_answer(ledger: Ledger, oracle: Oracle, table: OracleTable) -> float:
-    num_answers, num_tokens = ledger.tokens_of_answers(oracle)
-    if num_answers >= MIN_ANSWERS:
-        return num_tokens / num_answers
+    spent = ledger.spent[oracle.request_digest]
+    if spent.answers >= MIN_ANSWERS:
+        return spent.tokens_out / spent.answers
     if oracle.max_new is not None:
         return oracle.max_new
     return table.engine.max_new if table.kind == "engine" else 0

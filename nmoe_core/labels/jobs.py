@@ -28,7 +28,7 @@ from nmoe_core.labels.oracle import (
     Reply,
 )
 from nmoe_core.labels.oracles import make_oracle
-from nmoe_core.labels.sample import draw_sample, sample_fingerprints, sampled_rows
+from nmoe_core.labels.sample import draw_sample, drawn_ids, sample_fingerprints, sampled_rows
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -130,14 +130,15 @@ class Labelling:
         `shard_documents`."""
         tree = self.tree
         tokenizer = load_tokenizer(self.tokenizer)
+        drawn = drawn_ids(tree, self.table.max_documents)
+        of_sample = sample_fingerprints(tree, self.table.max_documents)
         for key in _SLICES if keys is None else keys:
             split, number = _SLICES[key]
             slice_file = tree.slice(split, number)
-            rows = sampled_rows(tree, slice_file, self.table.max_documents)
+            rows = sampled_rows(slice_file, drawn)
             most = self.table.max_doc_tokens
             documents = shard_documents(slice_file, tree.data, tokenizer, most, rows)
-            drawn = sample_fingerprints(tree, self.table.max_documents)
-            documents = replace(documents, fingerprints=documents.fingerprints | drawn)
+            documents = replace(documents, fingerprints=documents.fingerprints | of_sample)
             relabel = self.table.relabel if split == "val" else 0
             yield LabelJob(key, documents, tree.label_shard(split, number), tree.answers, relabel)
 

@@ -302,7 +302,7 @@ class _Labelling:
         return self._other_raters(ledger)
 
     def _other_raters(self, ledger: Ledger) -> NmoeError | None:
-        spent = ledger.spent.get(self.oracle.request_digest, Spent())
+        spent = ledger.spent[self.oracle.request_digest]
         is_mixed = self.oracle.served == "one" and len(spent.served) > 1
         return mixed_raters(self.oracle, spent) if is_mixed else None
 
@@ -354,9 +354,9 @@ class _Labelling:
 
     def _records(self) -> Iterator[Record]:
         """Yield the record of each document, in order."""
-        meter = Meter(
-            f"label {self.directory.name}", 0 if self.ledger else len(self.documents.rows)
-        )
+        # With a ledger, the meter of the questions has counted the texts.
+        total = len(self.documents.rows)
+        meter = Meter(f"label {self.directory.name}", total) if self.ledger is None else None
         for number, row in enumerate(self.documents.rows):
             text = self.documents.text(row[0])
             result = OracleResult(None, "", EMPTY_TEXT, is_answer=False)

@@ -10,7 +10,7 @@ import hashlib
 import heapq
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from loader.files.checksummed_json import sealed
@@ -66,14 +66,19 @@ def draw_sample(tree: Tree, sources: Sequence[str], max_documents: int) -> None:
         write_json(summary, sealed({**value, "fingerprints": made_from}))
 
 
-def sampled_rows(tree: Tree, slice_file: Path, max_documents: int) -> list[Row]:
-    """The (document id, source) pairs of a slice that are labelled. Raises as `read_slice`, and
-    FormatError if the sample was changed after it was written (E-SLICE-CHANGED)."""
+def drawn_ids(tree: Tree, max_documents: int) -> Container[str] | None:
+    """The ids of the sample; None if all documents are labelled, or the sample is not drawn yet.
+    Raises FormatError if the sample was changed after it was drawn (E-SLICE-CHANGED)."""
+    path = tree.slices / SAMPLE_NAME
+    is_drawn = path.is_file() and path.with_suffix(".json").is_file()
+    return _drawn(path) if is_drawn and sample_fingerprints(tree, max_documents) else None
+
+
+def sampled_rows(slice_file: Path, drawn: Container[str] | None) -> list[Row]:
+    """The (document id, source) pairs of a slice that are labelled; `drawn`: see `drawn_ids`.
+    Raises as `read_slice`."""
     rows = read_slice(slice_file)
-    if not sample_fingerprints(tree, max_documents):
-        return rows
-    drawn = _drawn(tree.slices / SAMPLE_NAME)
-    return [row for row in rows if row[0] in drawn]
+    return rows if drawn is None else [row for row in rows if row[0] in drawn]
 
 
 def sample_fingerprints(tree: Tree, max_documents: int) -> dict[str, str]:

@@ -65,19 +65,22 @@ def check_student(run: Run) -> Verdicts:
 def check_labels(run: Run) -> Verdicts:
     """`coverage`, `parse_rate` and `one_scorer` of the finished label slices."""
     from nmoe_core.labels.label_files import SUMMARY_NAME, read_summary
-    from nmoe_core.labels.sample import sampled_rows
+    from nmoe_core.labels.sample import drawn_ids, sampled_rows
     from nmoe_core.labels.slices import LABEL_SHARDS
 
     summaries = []
     uncovered = []
+    drawn = None
+    try:
+        drawn = drawn_ids(run.tree, run.config.oracle.max_documents)
+    except FormatError as error:
+        uncovered.append(error.line())
     for split, i in LABEL_SHARDS:
         path = run.tree.label_shard(split, i) / SUMMARY_NAME
         if path.is_file():
             try:
                 summary = read_summary(path)
-                slice_file = run.tree.slice(split, i)
-                most = run.config.oracle.max_documents
-                asked = len(sampled_rows(run.tree, slice_file, most))
+                asked = len(sampled_rows(run.tree.slice(split, i), drawn))
             except (LabelError, FormatError) as error:
                 uncovered.append(f"{split}-{i:02d}: {error.line()}")
                 continue

@@ -9,7 +9,8 @@ import pytest
 
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
-from nmoe_core.labels.slices import read_slice, write_source_slices
+from nmoe_core.labels.jobs import labelling_of
+from nmoe_core.labels.slices import combine_slices, read_slice, write_source_slices
 from nmoe_core.tasks.checks.hydra import check_labels
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import JudgeServer
@@ -114,3 +115,13 @@ def test_a_sample_that_was_changed_by_hand_is_refused(
     path.write_bytes(path.read_bytes() + json.dumps({"doc_id": "x"}).encode() + b"\n")
     with refused("E-SLICE-CHANGED", naming=["sample.jsonl"]):
         label_slices(run, SOURCES, ["val-01"])
+
+
+def test_a_plan_before_the_sample_is_drawn_writes_and_needs_no_sample(
+    tmp_path: Path, documents: list[list[int]], server: JudgeServer
+) -> None:
+    run = run_of(tmp_path, server, 500)
+    combine_slices(run.tree, SOURCES)
+    jobs = [*labelling_of(run).planned_jobs()]
+    assert {job.documents.fingerprints["max_documents"] for job in jobs} == {"500"}
+    assert not (tmp_path / "slices" / "sample.jsonl").exists()
