@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -113,6 +113,9 @@ class HttpOracleTable(StrictModel):
     omit: tuple[str, ...] = ()
     """Fields of the request to leave out, such as `seed` or `response_format`, for servers that
     refuse them."""
+    special_tokens: tuple[Annotated[str, Field(min_length=2)], ...] = ()
+    """Special tokens of the model that documents may not spell, in addition to those of the known
+    families."""
     headers: dict[str, str] = Field(default_factory=dict)
     """Additional headers of each request. They are not secret: put a key into `api_key_env`."""
     api_key_header: str = Field(default="Authorization", pattern=r"^[A-Za-z0-9-]+$")

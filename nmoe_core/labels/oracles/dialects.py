@@ -17,6 +17,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, OracleResult, Question
 from nmoe_core.labels.oracles.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding, fenced
+from nmoe_core.labels.oracles.markers import BARS, FORMS, broken, pattern
 from nmoe_core.labels.scores import Scale, read_scores
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Dialect:
     """
 
     path: str
+    forms: tuple[str, ...]  # of the special tokens that a document may not spell
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
         self._table = table
@@ -74,6 +76,9 @@ class Dialect:
         self._fixed: dict[str, Any] = {}
         extra = table.extra_body
         self.facts: dict[str, Any] = {"extra_body": extra} if extra else {}
+        more = table.special_tokens
+        self.facts |= {"special_tokens": sorted(more)} if more else {}
+        self._markers = pattern(more, self.forms)
         limit = extra.get("max_completion_tokens", table.max_new)
         self.max_new: int | None = limit if isinstance(limit, int) else None
 
@@ -91,9 +96,7 @@ class Dialect:
             "temperature": RETRY_TEMPERATURE if question.is_drawn else 0,
             "seed": question.seed(self._table.seed),
         }
-        # Chat servers pass the text to tokenizers that may parse `<|end|>` as a control token. With
-        # a space after the bracket, it is ordinary text on every server.
-        prompt = self._prompt(question.text.replace("<|", "< |").replace("<｜", "< ｜"))
+        prompt = self._prompt(broken(question.text, self._markers))
         extra = self._table.extra_body
         if "max_completion_tokens" in extra:  # servers refuse both keys together
             del settings["max_tokens"]
@@ -145,6 +148,7 @@ class ChatDialect(Dialect):
     """`/chat/completions`: sends rubric and document as messages and requests the JSON schema."""
 
     path = "chat/completions"
+    forms = FORMS
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
         super().__init__(table, rubric, extract_embedded)
@@ -179,6 +183,7 @@ class CompletionsDialect(Dialect):
     """
 
     path = "completions"
+    forms = (BARS,)  # the only form of Harmony
 
     def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
         super().__init__(table, rubric, extract_embedded)
