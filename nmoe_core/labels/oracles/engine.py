@@ -1,9 +1,10 @@
-"""The `engine` oracle: runs gpt-oss weights in this process, greedily, with continuous batching.
+"""The `engine` oracle: runs weights of any family that the engine reads in this process, greedily,
+with continuous batching.
 
-A document enters the batch as soon as a slot is free. Reasoning has a token budget. When the budget
-is used up, the oracle opens the final channel for the model, so the model always answers. The
-checkpoint is loaded at the first question; checking whether labels are current only needs the
-checkpoint's digest.
+gpt-oss gets its prompt in Harmony, other families in their own chat template. A document enters the
+batch as soon as a slot is free. Reasoning has a token budget. When the budget is used up, the
+oracle ends the reasoning for the model, so the model always answers. The checkpoint is loaded at
+the first question; checking whether labels are current only needs the checkpoint's digest.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import CheckpointError
-from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import (
@@ -28,14 +28,7 @@ from nmoe_core.labels.oracle import (
     Question,
     Reply,
 )
-from nmoe_core.labels.oracles.harmony import (
-    OPEN_FINAL,
-    PROMPT_VERSION,
-    STOP_IDS,
-    TO_FINAL,
-    JudgePrompt,
-    read_answer,
-)
+from nmoe_core.labels.oracles.harmony import JudgePrompt
 from nmoe_core.labels.scores import Scale
 from nmoe_core.text.harmony import VOCAB_SIZE
 
@@ -43,6 +36,7 @@ if TYPE_CHECKING:
     from nmoe_core.config.quality import EngineOracleTable
     from nmoe_core.engine import BatchedGenerator
     from nmoe_core.engine.weights.config import ModelConfig
+    from nmoe_core.labels.oracles.template_prompt import TemplatePrompt
 
 # An answer with five keys and grades has about 40 tokens; the rest leaves room for white space.
 FINAL_TOKENS = 128
@@ -56,31 +50,29 @@ class _Answer:
     index: int
     question: Question
     is_truncated: bool
-    final_from: int
+    prompt: JudgePrompt | TemplatePrompt
+    max_reasoning: int
     tokens: list[int] = field(default_factory=list)
     forced: deque[int] = field(default_factory=deque)
-    has_final: bool = False
 
     def take(self, token: int) -> int:
-        """The next token: the model's token or, if the final channel must be opened, a forced token
+        """The next token: the model's token or, if the reasoning must end, a forced token
         instead."""
-        is_spent = len(self.tokens) == self.final_from and not self.has_final
-        if is_spent and token not in STOP_IDS:
-            self.forced.extend(TO_FINAL)
+        is_spent = len(self.tokens) == self.max_reasoning and self.prompt.is_reasoning(self.tokens)
+        if is_spent and token not in self.prompt.stop_ids:
+            self.forced.extend(self.prompt.to_final)
         if self.forced:
             token = self.forced.popleft()
         self.tokens.append(token)
-        if self.tokens[-2:] == list(OPEN_FINAL[:2]):
-            self.has_final = True
         return token
 
 
 class EngineOracle(MeasuredOracle):
-    """Labels with a gpt-oss checkpoint, through the project's engine.
+    """Labels with a checkpoint, through the project's engine.
 
-    Raises CheckpointError if the checkpoint is missing or its vocabulary is not gpt-oss's, and
-    ConfigError if `max_ctx` is too small for `max_new`, the rubric and a document
-    (E-CONFIG-CONTEXT).
+    Raises CheckpointError if the checkpoint is missing, a gpt-oss without gpt-oss's vocabulary, or
+    another model that `TemplatePrompt` refuses, and ConfigError if `max_ctx` is too small for
+    `max_new`, the rubric and a document (E-CONFIG-CONTEXT).
     """
 
     def __init__(
@@ -96,22 +88,13 @@ class EngineOracle(MeasuredOracle):
         self._checkpoint = checkpoint
         self._table = table
         self._extract_embedded = extract_embedded
-        self._prompt = JudgePrompt(rubric, table.max_ctx - table.max_new, table.reasoning)
         with open_checkpoint(checkpoint) as opened:
             config = opened.config
-        if config.vocab_size < VOCAB_SIZE:
-            raise CheckpointError(
-                "the model does not have the vocabulary of gpt-oss",
-                where=checkpoint,
-                found=f"{config.vocab_size} tokens",
-                expected=VOCAB_SIZE,
-                code="E-CHECKPOINT-SHAPE",
-            )
+        self._prompt = _prompt(checkpoint, config, rubric, table)
         facts: dict[str, Any] = {
             "backend": "engine",
             "weights": checkpoint_digest(checkpoint),
-            "prompt": PROMPT_VERSION,
-            "prompt_tokens_sha256": sha256_json([self._prompt.prefix, self._prompt.suffix]),
+            **self._prompt.facts,
             "rubric": rubric.hash,
             "max_ctx": table.max_ctx,
             "max_new": table.max_new,
@@ -134,8 +117,7 @@ class EngineOracle(MeasuredOracle):
         weights = self._checkpoint, self.facts["weights"]
         generator = load_generator(*weights, self._table)  # pyright: ignore[reportArgumentType]
         # Limit reasoning so that there is room for an answer.
-        room = max(0, self._table.max_new - FINAL_TOKENS - len(TO_FINAL))
-        final_from = -1 if self._table.reasoning == "none" else room
+        room = max(0, self._table.max_new - FINAL_TOKENS - len(self._prompt.to_final))
         source = enumerate(questions)
         running = dict[int, _Answer]()
         try:
@@ -144,7 +126,7 @@ class EngineOracle(MeasuredOracle):
                 while len(running) < 2 * self._table.batch_size and (item := next(source, None)):
                     tokens, is_truncated = self._prompt.prompt(item[1].text)
                     seq_id = generator.add(tokens, self._table.max_new)
-                    running[seq_id] = _Answer(*item, is_truncated, final_from)
+                    running[seq_id] = _Answer(*item, is_truncated, self._prompt, room)
                 if not running:
                     return
                 for i, reply in self._step(generator, running):
@@ -173,7 +155,7 @@ class EngineOracle(MeasuredOracle):
                 sampling = Sampling(RETRY_TEMPERATURE, seed=answer.question.seed())
                 token = sample(logits[row], sampling, len(answer.tokens))
             token = answer.take(token)
-            is_last = token in STOP_IDS or len(answer.tokens) == self._table.max_new
+            is_last = token in self._prompt.stop_ids or len(answer.tokens) == self._table.max_new
             generator.update(seq_id, token, finished=is_last)
             if is_last:
                 del running[seq_id]
@@ -192,22 +174,40 @@ class EngineOracle(MeasuredOracle):
     def _result(self, reply: Reply) -> OracleResult:
         said = json.loads(reply.body)
         tokens = said["tokens"]
-        has_stopped = bool(tokens) and tokens[-1] in STOP_IDS
-        result = read_answer(
-            tokens[:-1] if has_stopped else tokens,
-            has_stopped,
-            self._table.reasoning == "none",
-            self._extract_embedded,
-            self.scale,
-        )
+        has_stopped = bool(tokens) and tokens[-1] in self._prompt.stop_ids
+        answer = tokens[:-1] if has_stopped else tokens
+        result = self._prompt.read(answer, has_stopped, self._extract_embedded, self.scale)
         return replace(result, is_truncated=said["is_truncated"])
 
 
+def _prompt(
+    checkpoint: Path, config: ModelConfig, rubric: Rubric, table: EngineOracleTable
+) -> JudgePrompt | TemplatePrompt:
+    """The prompt of the model's family."""
+    from nmoe_core.engine.weights.families import GPT_OSS
+    from nmoe_core.labels.oracles.template_prompt import TemplatePrompt
+
+    max_tokens = table.max_ctx - table.max_new
+    if config.family != GPT_OSS:
+        return TemplatePrompt(checkpoint, config, rubric, max_tokens, table.reasoning)
+    if config.vocab_size < VOCAB_SIZE:
+        raise CheckpointError(
+            "the model does not have the vocabulary of gpt-oss",
+            where=checkpoint,
+            found=f"{config.vocab_size} tokens",
+            expected=VOCAB_SIZE,
+            code="E-CHECKPOINT-SHAPE",
+        )
+    return JudgePrompt(rubric, max_tokens, table.reasoning)
+
+
 def model_name(config: ModelConfig) -> str:
-    """`gpt-oss-20b` or `gpt-oss-120b` if the shape matches; other models are named by their
-    dimensions."""
+    """`gpt-oss-20b` or `gpt-oss-120b` if the shape matches; other models are named by their family
+    and dimensions."""
     shape = (config.num_hidden_layers, config.hidden_size, config.num_experts)
-    return _PUBLISHED.get(shape, "gpt-oss-shaped-{}x{}x{}".format(*shape))
+    family = config.family.model_type.replace("_", "-")
+    named = f"{family}-shaped-{'x'.join(map(str, shape))}"
+    return _PUBLISHED.get(shape, named)
 
 
 @functools.lru_cache(maxsize=1)

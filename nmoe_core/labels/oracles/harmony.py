@@ -10,10 +10,12 @@ answer are not cut.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult
 from nmoe_core.labels.scores import QUALITY, Scale, read_scores
@@ -63,6 +65,9 @@ class JudgePrompt:
     Raises ConfigError if the rubric leaves no room for a document (E-CONFIG-CONTEXT).
     """
 
+    stop_ids = STOP_IDS
+    to_final = TO_FINAL
+
     def __init__(self, rubric: Rubric, max_tokens: int, reasoning: Reasoning = "low") -> None:
         ids = _fixed_part(rubric.text())
         # The document is inserted after the `<|message|>` of the empty user message.
@@ -70,16 +75,11 @@ class JudgePrompt:
         opening = OPEN_FINAL if reasoning == "none" else ()
         self.prefix = ids[:cut]
         self.suffix = [*ids[cut:], *opening]
-        fixed = len(self.prefix) + len(self.suffix) + sum(map(len, self._fence("")))
-        self.max_document_tokens = max_tokens - fixed
-        if self.max_document_tokens < 1:
-            raise ConfigError(
-                "the rubric leaves no room for a document",
-                found=f"{fixed} tokens of rubric",
-                expected=f"less than {max_tokens} (max_ctx - max_new)",
-                do="raise max_ctx or lower max_new",
-                code="E-CONFIG-CONTEXT",
-            )
+        self._is_opened = reasoning == "none"
+        num_fixed = len(self.prefix) + len(self.suffix) + sum(map(len, self._fence("")))
+        self.max_document_tokens = require_room(max_tokens, num_fixed)
+        prompt_digest = sha256_json([self.prefix, self.suffix])
+        self.facts = {"prompt": PROMPT_VERSION, "prompt_tokens_sha256": prompt_digest}
 
     def prompt(self, text: str) -> tuple[list[int], bool]:
         """The prompt tokens for a document, and whether the end of the document was cut."""
@@ -91,6 +91,30 @@ class JudgePrompt:
 
     def _fence(self, text: str) -> list[list[int]]:
         return [encoding().encode(line, disallowed_special=()) for line in fenced(text)]
+
+    def is_reasoning(self, tokens: Sequence[int]) -> bool:
+        """Whether an answer that begins with these tokens has not opened the final channel."""
+        return not self._is_opened and OPEN_FINAL[:2] not in itertools.pairwise(tokens)
+
+    def read(
+        self, tokens: Sequence[int], has_stopped: bool, extract_embedded: bool, scale: Scale
+    ) -> OracleResult:
+        """Read the result from the tokens of an answer (see `read_answer`)."""
+        return read_answer(tokens, has_stopped, self._is_opened, extract_embedded, scale)
+
+
+def require_room(max_tokens: int, num_fixed: int) -> int:
+    """The tokens that a document may have in a prompt of `max_tokens` with `num_fixed` others.
+    Raises ConfigError if there are none (E-CONFIG-CONTEXT)."""
+    if num_fixed >= max_tokens:
+        raise ConfigError(
+            "the rubric leaves no room for a document",
+            found=f"{num_fixed} tokens of rubric",
+            expected=f"less than {max_tokens} (max_ctx - max_new)",
+            do="raise max_ctx or lower max_new",
+            code="E-CONFIG-CONTEXT",
+        )
+    return max_tokens - num_fixed
 
 
 def _fixed_part(instructions: str) -> list[int]:

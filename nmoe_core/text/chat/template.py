@@ -92,10 +92,19 @@ class Chat:
             CheckpointError: The template is not valid, uses what a template must not, or exceeds
                 its limits (E-CHECKPOINT-TEMPLATE).
         """
-        text = self.render(messages, tools, options)
+        return self.encode(self.render(messages, tools, options))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text that `render` returned. Raises TokenizerError as
+        `Tokenizer.encode_with_specials`."""
         parts = [text] if self.reads_specials else text.split(_APART)
         encode = self.tokenizer.encode_with_specials
         return [token for part in parts for token in encode(part)]
+
+    def as_ordinary_text(self, text: str) -> str:
+        """A text for `encode` whose special tokens are read as ordinary text, as those of messages
+        are."""
+        return self.tokenizer.control_tokens.sub(_broken, text.replace(_APART, ""))
 
     def render(
         self,
@@ -142,7 +151,7 @@ class Chat:
     def _apart(self, value: Any) -> Any:
         """A copy of a JSON value in which the special tokens of all strings are broken up."""
         if isinstance(value, str):
-            return self.tokenizer.control_tokens.sub(_broken, value.replace(_APART, ""))
+            return self.as_ordinary_text(value)
         if isinstance(value, Mapping):
             return {key: self._apart(item) for key, item in value.items()}
         return [self._apart(item) for item in value] if isinstance(value, list | tuple) else value

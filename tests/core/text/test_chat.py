@@ -11,16 +11,15 @@ from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.text.chat import template
 from nmoe_core.text.chat.template import Chat
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
+from tests.core.text.small_chat import SPECIALS, write_chat_tokenizer
 from tests.project import REPOSITORY
 from tests.refusals import refused
 
-tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 
 TEMPLATES = REPOSITORY / "tests" / "golden" / "chat_templates"
 DATE = "2026-11-28"
-SPECIALS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|eot_id|>"]
-SPECIALS += ["<|end_header_id|>", "<|start|>", "<|message|>", "<|channel|>", "<|end|>", "[INST]"]
 WEATHER = {
     "type": "function",
     "function": {
@@ -63,22 +62,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"enable_thinking": False, "reasoning_effor
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level tokenizer with special tokens, as the files of a chat model."""
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=400,
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=SPECIALS,
-        show_progress=False,
-    )
-    made.train_from_iterator(["user assistant system\n\n the weather of a city\n"] * 9, trainer)
-    place = tmp_path_factory.mktemp("chat")
-    made.save(str(place / "tokenizer.json"))
-    config = {"tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": "</s>"}
-    (place / "tokenizer_config.json").write_text(json.dumps(config))
-    return place
+    return write_chat_tokenizer(tmp_path_factory.mktemp("chat"))
 
 
 def _chat(directory: Path, text: str, **options: Any) -> Chat:

@@ -10,10 +10,11 @@ from nmoe_core.base.errors import CheckpointError
 from nmoe_core.config.quality import EngineOracleTable, OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.engine import make_tiny_checkpoint
+from nmoe_core.engine.weights.families import GPT_OSS
 from nmoe_core.labels.oracle import OracleResult, Question
 from nmoe_core.labels.oracles import engine, make_oracle
 from nmoe_core.labels.oracles.engine import EngineOracle, model_name
-from nmoe_core.labels.oracles.harmony import STOP_IDS
+from nmoe_core.labels.oracles.harmony import STOP_IDS, TO_FINAL
 from nmoe_core.text.harmony import RETURN
 from tests.core.labels.oracles.server import ANALYSIS, FINAL, GOOD, NEXT, SCORES, tokens_of
 from tests.refusals import refused
@@ -114,11 +115,11 @@ def test_an_answer_ends_with_its_first_action_stop(make: Callable, scripted: Cal
 def test_reasoning_ends_at_its_budget_but_an_answer_under_way_is_not_interrupted(
     make: Callable, scripted: Callable, is_answering: bool
 ) -> None:
-    room = settings().max_new - engine.FINAL_TOKENS - len(engine.TO_FINAL)
+    room = settings().max_new - engine.FINAL_TOKENS - len(TO_FINAL)
     thoughts = tokens_of(ANALYSIS + "hm " * 400)
     thoughts = thoughts[: room - 10 if is_answering else room]
     generator = scripted("")
-    wanted = [*thoughts, *engine.TO_FINAL, *tokens_of(GOOD), RETURN]
+    wanted = [*thoughts, *TO_FINAL, *tokens_of(GOOD), RETURN]
     generator.scripts[0] = list(wanted)
     if not is_answering:
         # The model wants to think on; it goes on as one does that finds its final channel opened.
@@ -160,7 +161,8 @@ def test_the_version_is_measured_and_published_shapes_have_their_names(
     assert len({base, *(oracle.fingerprint for oracle in changed)}) == 6
     for layers, experts, name in ((24, 32, "gpt-oss-20b"), (36, 128, "gpt-oss-120b")):
         shape = {"num_hidden_layers": layers, "hidden_size": 2880, "num_experts": experts}
-        assert model_name(cast(Any, SimpleNamespace(**shape))) == name
+        config = SimpleNamespace(family=GPT_OSS, **shape)
+        assert model_name(cast(Any, config)) == name
 
 
 def test_what_cannot_label_is_not_loaded(rubric: Rubric, checkpoint: Path, tmp_path: Path) -> None:
