@@ -18,6 +18,7 @@ import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
@@ -32,7 +33,8 @@ from loader.files.shard import open_shard
 from loader.loader import DeterministicLoader
 from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
-from loader.rows.stream import Split
+from loader.plan.settings import CROPPED
+from loader.rows.stream import Split, Stream
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,19 +71,19 @@ def fingerprint(plan: LoaderPlan, num_steps: int) -> tuple[str, int]:
 
 
 def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
-    with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
-        steps = min(arguments.steps, loader.num_steps)
-        loader.seek_step(steps)
-        first = loader.metrics()
-        yield f"plan {plan.plan_id} {plan.plan_hash}"
-        yield (
-            f"{plan.policy}, {loader.num_steps} steps of {plan.batch_size} x {plan.seq_len} tokens,"
-            f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
+    with closing(Stream(plan, "train")) as stream:
+        num_steps = stream.num_sequences // plan.batch_size
+        steps = min(arguments.steps, num_steps)
+        first = dict(
+            zip(stream.source_names, stream.schedule.counts_before(steps * plan.batch_size))
         )
-    # Stride and number of tokens of the corpus that defines a source's windows. For a twin plan,
-    # this is the corpus of the original plan.
-    cut = {source.name: (plan.stride, source.num_tokens) for source in plan.sources}
-    cut |= {twin.name: (twin.stride, twin.num_tokens) for twin in plan.twins}
+        passes = dict(zip(stream.source_names, stream.schedule.passes))
+        cropped = stream.cropped() if plan.packing == CROPPED else []
+    yield f"plan {plan.plan_id} {plan.plan_hash}"
+    yield (
+        f"{plan.policy}, {num_steps} steps of {plan.batch_size} x {plan.seq_len} tokens,"
+        f" stride {plan.window_stride}, on_exhaust {plan.on_exhaust}, {plan.tokenizer}"
+    )
     read_as = "tokens with padding" if plan.twins else "tokens"
     rows = [("stage", "source", "weight %", "sequences", read_as, "epochs", f"in {steps} steps")]
     seen: Counter[str] = Counter()
@@ -89,21 +91,22 @@ def _peek(plan: LoaderPlan, arguments: argparse.Namespace) -> Iterator[str]:
         total = sum(source.weight for source in stage.sources)
         for source in stage.sources:
             taken = source.num_sequences
-            read = first[source.name]["sequences"]
-            seen[source.name] += taken
             # Over all stages so far, since a source continues from stage to stage.
-            stride, num_tokens = cut[source.name]
-            epochs = f"{seen[source.name] * stride / num_tokens:.3f}"
+            seen[source.name] += taken
+            limit = plan.epoch_limit(source.max_epochs)
+            epochs = f"{seen[source.name] * passes[source.name]:.3f}"
+            epochs += f" of {limit}" * (limit > 1)
             weight = f"{100 * source.weight / total:.4f}"
-            tokens = taken * plan.seq_len
-            rows.append(
-                (stage.name, source.name, weight, str(taken), str(tokens), epochs, str(read))
-            )
+            tokens = str(taken * plan.seq_len)
+            read = str(first[source.name])
+            rows.append((stage.name, source.name, weight, str(taken), tokens, epochs, read))
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         left = [cell.ljust(width) for cell, width in zip(row[:2], widths)]
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:])]
         yield "  ".join(left + right)
+    for source, tokens in zip(plan.sources, cropped):
+        yield f"cropped: {tokens} of the {source.num_tokens} tokens of {source.name} are in no row"
     yield from (f"valid: {source.name}, {source.num_tokens} tokens" for source in plan.valid)
     if arguments.rows:
         yield from _batch(plan, arguments)

@@ -269,8 +269,8 @@ def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int])
     asked = replace(after, stages=after.stages[num_kept:]).taken()
     read = replace(after, stages=after.stages[:num_kept]).taken()
     read.update({c.source: c.sequences for c in after.consumed})
-    limit = 0 if after.on_exhaust == "first_exhausted" else after.epoch_limit
     for source in after.sources:
+        limit = 0 if after.on_exhaust == "first_exhausted" else after.epoch_limit(source.max_epochs)
         count = asked[source.name]
         in_all = capacities[source.name] * limit
         if after.wraps_tokens:

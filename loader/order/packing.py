@@ -1,4 +1,4 @@
-"""Best-fit packing of complete documents into rows of `seq_len` tokens; reads only the index.
+"""Best-fit packing of documents into rows of `seq_len` tokens; reads only the index.
 
 Best fit decreasing (Johnson 1973; for pre-training: Ding et al. 2024, "Fewer Truncations Improve
 Language Modeling") over blocks of `BLOCK_DOCUMENTS` consecutive documents of a source, so only one
@@ -6,6 +6,9 @@ block is in memory, and documents change their order only within a block. A docu
 `seq_len` tokens (its EOS counted) is never cut; a longer one fills complete rows and its rest is
 packed. The bins of a block are in the order of their first documents. Costs about a microsecond per
 document: once when the data are opened, to count rows, and again when the run reaches each block.
+
+If rows are cropped (nanochat's best-fit cropping), they have no padding and each document begins in
+one row only: a document that does not fit is cut off at the row's end, and its rest is in no row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,27 +48,36 @@ class Bins(NamedTuple):
         return len(self.rows) - 1
 
 
-def pack(spans: np.ndarray, seq_len: int) -> Bins:
+def pack(spans: np.ndarray, seq_len: int, crops: bool = False) -> Bins:
     """Pack a block of documents into rows of `seq_len` tokens. spans: int64 `[num_documents, 2]`,
-    start and end of each document, end exclusive."""
-    # Pieces of at most `seq_len` tokens, in order: their document, start and length.
-    counts = -(-(spans[:, 1] - spans[:, 0]) // seq_len)
-    document = np.repeat(np.arange(len(spans)), counts)
-    nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = spans[document, 0] + nth * seq_len
-    lengths = np.minimum(seq_len, spans[document, 1] - starts)
-    bins = best_fit_decreasing(lengths, seq_len)
+    start and end of each document, end exclusive. crops: see `best_fit_cropped`."""
+    if crops:
+        bins, lengths = best_fit_cropped(spans[:, 1] - spans[:, 0], seq_len)
+        document = np.flatnonzero(bins >= 0)
+        bins = bins[document]
+        lengths = lengths[document]
+        starts = spans[document, 0]
+    else:
+        # Pieces of at most `seq_len` tokens, in order: their document, start and length.
+        counts = -(-(spans[:, 1] - spans[:, 0]) // seq_len)
+        document = np.repeat(np.arange(len(spans)), counts)
+        nth = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = spans[document, 0] + nth * seq_len
+        lengths = np.minimum(seq_len, spans[document, 1] - starts)
+        bins = best_fit_decreasing(lengths, seq_len)
+    is_end = starts + lengths == spans[document, 1]
     num_bins = int(bins.max()) + 1 if len(bins) else 0
-    # Rows in the order of their first piece; pieces in the order of the data within a row.
+    # Rows in the order of their first piece; pieces in the order of the data within a row, a
+    # cropped one last.
     _, first = np.unique(bins, return_index=True)
     rank = np.empty(num_bins, np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(num_bins)
-    order = np.argsort(rank[bins], kind="stable")
+    order = np.lexsort((~is_end, rank[bins]))
     per_row = np.bincount(rank[bins], minlength=num_bins)
     return Bins(
         starts=starts[order],
         lengths=lengths[order],
-        is_end=(starts + lengths == spans[document, 1])[order],
+        is_end=is_end[order],
         rows=np.concatenate([[0], np.cumsum(per_row)]),
     )
 
@@ -106,16 +118,61 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
     return np.array(found, np.int64)
 
 
+def best_fit_cropped(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """The bin of each item, and its length there: int64 each; bin -1 of an item that is in none.
+
+    Bins are filled one after the other: with the longest item that fits and, if none fits, with the
+    beginning of the shortest item that is left (ties: the earlier item). The items of a last bin
+    that is not full are in no bin. Lengths are positive.
+    """
+    found = np.full(len(lengths), -1)
+    used = lengths.copy()
+    # From the longest to the shortest item, the earlier of two last, so that it is taken first.
+    order = np.lexsort((-np.arange(len(lengths)), -lengths))
+    of_length: dict[int, list[int]] = {}  # items that fit into a bin
+    too_long = []
+    occupied = 0  # bit n says whether an item of length n is left
+    for item, length in zip(order.tolist(), lengths[order].tolist()):
+        if length > capacity:
+            too_long.append(item)
+        else:
+            of_length.setdefault(length, []).append(item)
+            occupied |= 1 << length
+    room = capacity
+    chosen = 0
+    while occupied or too_long:
+        fitting = occupied & ((2 << room) - 1)
+        if occupied:
+            length = (fitting or occupied & -occupied).bit_length() - 1
+            items = of_length[length]
+            item = items.pop()
+            if not items:
+                occupied ^= 1 << length
+        else:
+            item = too_long.pop()
+            length = room
+        found[item] = chosen
+        used[item] = length = min(length, room)
+        room -= length
+        if not room:
+            room = capacity
+            chosen += 1
+    found[found == chosen] = -1
+    return found, used
+
+
 class PackedRows:
     """Assigns documents to the rows of a best-fit packed stream; the constructor packs all
-    documents.
+    documents. If `crops`, rows have no padding; see `best_fit_cropped`.
 
     capacities: rows of each source. row_tokens: uint32 `[num_rows]` of each source, tokens of
     documents in each row. Raises FormatError if a source has no index, or an index does not match
     its file (E-INDEX-...).
     """
 
-    def __init__(self, manifests: Sequence[Manifest], index: DocumentIndex, seq_len: int) -> None:
+    def __init__(
+        self, manifests: Sequence[Manifest], index: DocumentIndex, seq_len: int, crops: bool = False
+    ) -> None:
         if not index.is_known:
             raise FormatError(
                 "packing by documents needs an index of each file",
@@ -136,7 +193,8 @@ class PackedRows:
             first_block.append(len(documents))
 
         def bins(block: int) -> Bins:
-            return pack(_document_spans(index, first_document, *documents[block]), seq_len)
+            spans = _document_spans(index, first_document, *documents[block])
+            return pack(spans, seq_len, crops)
 
         # lru_cache is thread-safe; another lock could be held while the process forks.
         self._bins = lru_cache(MAX_KEPT_BLOCKS)(bins)

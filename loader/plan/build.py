@@ -5,11 +5,12 @@ weight that would get no sequence, and sources with different tokenizers.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from loader.errors import PlanError
+from loader.errors import ConfigError, PlanError
 from loader.files.format import Manifest, resolve_inside
 from loader.files.spans import DocumentIndex
 from loader.order.packing import PackedRows
@@ -18,7 +19,8 @@ from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage
 from loader.plan.records import PLAN_FORMATS, LoaderPlan, PlanSource, PlanStage, SourceData
-from loader.plan.settings import PlanSettings, StreamSettings
+from loader.plan.schedule import check_capacities
+from loader.plan.settings import CROPPED, PlanSettings, StreamSettings
 from loader.plan.tables import nearest
 
 
@@ -71,7 +73,13 @@ def build_plan(
     train = {name: preflight.read_data(manifests[name], given) for name in names}
     held_out = {name: preflight.read_data(path, given) for name, path in valid.items()}
     vocabulary = preflight.agreed_vocabulary([*train.items(), *held_out.items()], given)
-    data = {name: source_data(name, root, manifests[name], train[name]) for name in names}
+    passes = _max_epochs(stages, plan_id)
+    data = {
+        name: replace(
+            source_data(name, root, manifests[name], train[name]), max_epochs=passes.get(name, 0)
+        )
+        for name in names
+    }
     plan = LoaderPlan(
         plan_id=plan_id,
         **vocabulary._asdict(),
@@ -82,7 +90,23 @@ def build_plan(
         base=Path(os.path.abspath(root)),
     )
     preflight.check_plan(plan)
+    if passes and plan.packing != "concat":  # otherwise `check_plan` has counted the windows
+        check_capacities(plan, [num_windows(train[s.name], settings) for s in plan.sources])
     return plan
+
+
+def _max_epochs(stages: Sequence[Stage], where: str) -> dict[str, int]:
+    """The maximum number of passes over each source that sets one."""
+    found: dict[str, int] = {}
+    for source in (source for stage in stages for source in stage.sources if source.max_epochs):
+        if (other := found.setdefault(source.name, source.max_epochs)) != source.max_epochs:
+            raise ConfigError(
+                f"two stages give source {source.name!r} another max_epochs",
+                where=where,
+                found=f"{other} and {source.max_epochs}",
+                do="give it once, or the same: it counts the passes of all stages together",
+            )
+    return found
 
 
 def _refuse_same(manifests: Mapping[str, Path]) -> None:
@@ -129,13 +153,13 @@ def _plan_stages(
 ) -> tuple[PlanStage, ...]:
     planned: list[PlanStage] = []
     first = 0
-    passes = settings.max_epochs or 1
     for stage in stages:
         # Remaining sequences of each source; used if on_exhaust lets sources be read to their end.
         whole: dict[str, int] = {}
         if not stage.num_tokens:
             read = [source.name for source in stage.sources if source.name in manifests]
-            whole = {name: passes * num_windows(manifests[name], settings) for name in read}
+            passes = {name: data[name].max_epochs or settings.max_epochs or 1 for name in read}
+            whole = {name: passes[name] * num_windows(manifests[name], settings) for name in read}
         num_sequences = sum(whole.values()) or stage.num_tokens // max(1, settings.seq_len)
         if num_sequences < 1:
             raise PlanError(
@@ -171,11 +195,22 @@ def _plan_stages(
     return tuple(planned)
 
 
+def sequences_read(stages: Sequence[Stage], settings: PlanSettings) -> Counter[str]:
+    """Sequences of each source that stages of a given length read. Raises as `build_plan`."""
+    names = sources_read(stages, settings.phases)
+    data = {name: SourceData(name, "", "", 0) for name in names}
+    found: Counter[str] = Counter()
+    for stage in _plan_stages(stages, data, {}, settings):
+        found.update({source.name: source.num_sequences for source in stage.sources})
+    return found
+
+
 def num_windows(manifest: Manifest, settings: StreamSettings) -> int:
     """Number of sequences in one pass over a source. Raises PlanError if it is 0 (E-PLAN-SHORT)."""
-    if settings.packing == "best_fit":
+    if settings.packs:
         index = DocumentIndex([manifest])
-        return PackedRows([manifest], index, settings.seq_len).capacities[0]
+        crops = settings.packing == CROPPED
+        return PackedRows([manifest], index, settings.seq_len, crops).capacities[0]
     stride = settings.seq_len + (settings.window_stride == "seq_len+1")
     found = preflight.num_windows(manifest.total_tokens, settings.seq_len, stride)
     if not found:

@@ -121,7 +121,8 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
 def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
     """Raise PlanError if the run has more steps than the flow and sources may not wrap
     (E-PLAN-STEPS)."""
-    if num_steps * plan.batch_size <= plan.num_sequences or plan.wraps:
+    may_repeat = all(plan.epoch_limit(source.max_epochs) != 1 for source in plan.sources)
+    if num_steps * plan.batch_size <= plan.num_sequences or may_repeat:
         return
     raise PlanError(
         "the flow is shorter than the run",
@@ -176,7 +177,7 @@ def _ranges(plan: LoaderPlan) -> Iterator[_Range]:
         for found, expected, is_good in _stage_ranges(stage, plan.policy):
             yield f"stage {stage.name!r}: {found}", expected, is_good
         for source in stage.sources:
-            data = (source.manifest, source.content_hash, source.num_tokens)
+            data = (source.manifest, source.content_hash, source.num_tokens, source.max_epochs)
             first = known.setdefault(source.name, data)
             found = f"stage {stage.name!r}: other data of source {source.name!r}, {data}"
             yield found, str(first), data == first
@@ -210,6 +211,8 @@ def _stage_ranges(stage: PlanStage, policy: str) -> Iterator[_Range]:
         yield f"{found} with quota {quota}", "a quota of at least 0", quota >= 0
         unread = source.unread_sequences
         owed = source.owed_millionths
+        epochs = source.max_epochs
+        yield f"{found} with max_epochs {epochs}", "0 to 2^31", 0 <= epochs <= 2**31
         yield f"{found} with {unread} sequences unread", f"0 to {quota}", 0 <= unread <= quota
         yield f"{found} owed {owed} millionths", "at most one sequence", abs(owed) <= OWED_UNIT
     yield "no sequences", "at least one", stage.num_sequences > 0
@@ -221,11 +224,10 @@ def _are_unique(rows: Iterable[PlanStage | SourceData]) -> bool:
 
 
 def _check_need(plan: LoaderPlan) -> None:
-    limit = plan.epoch_limit
-    if plan.packing != "concat" or (limit == 0 and plan.wraps_tokens):
+    if plan.packing != "concat":
         for source in plan.sources:
             if source.num_tokens < 1:
-                raise _short(source.name, plan.stages[0].name, 0, 1, limit)
+                raise _short(plan, source, plan.stages[0].name, 1)
         return
     taken = Counter({c.source: c.sequences for c in plan.consumed})
     for stage in plan.stages:
@@ -233,32 +235,43 @@ def _check_need(plan: LoaderPlan) -> None:
             taken[source.name] += source.num_sequences
             if plan.on_exhaust == "first_exhausted":
                 taken[source.name] = min(1, taken[source.name])  # the run ends when the source ends
-            need = _need(plan, taken[source.name], source.num_tokens)
-            have = source.num_tokens * max(1, limit)
+            need = _need(plan, taken[source.name], source)
+            have = source.num_tokens * max(1, plan.epoch_limit(source.max_epochs))
             if taken[source.name] and need > have:
-                raise _short(source.name, stage.name, have, need, limit)
+                raise _short(plan, source, stage.name, need)
 
 
-def _need(plan: LoaderPlan, taken: int, num_tokens: int) -> int:
+def _need(plan: LoaderPlan, taken: int, source: SourceData) -> int:
     """Number of tokens that a source must have so that `taken` windows can be read."""
+    limit = plan.epoch_limit(source.max_epochs)
+    if plan.wraps_tokens and not limit:
+        return 1
     if plan.wraps and not plan.wraps_tokens:
-        capacity = num_windows(num_tokens, plan.seq_len, plan.stride)
+        capacity = num_windows(source.num_tokens, plan.seq_len, plan.stride)
         passes = -(-taken // capacity) if capacity else 1
         # Complete windows are read again, so the number of windows per pass matters.
-        return max(plan.seq_len + 1, (passes if plan.epoch_limit else 1) * num_tokens)
+        return max(plan.seq_len + 1, (passes if limit else 1) * source.num_tokens)
     return (taken - 1) * plan.stride + plan.seq_len + 1
 
 
-def _short(source: str, stage: str, have: int, need: int, limit: int) -> PlanError:
-    times = f" in max_epochs = {limit}" if limit > 1 else ""
-    repeat = ', or set on_exhaust = "wrap" to repeat it' if limit else ""
+def _short(plan: LoaderPlan, source: SourceData, stage: str, need: int) -> PlanError:
+    limit = max(1, plan.epoch_limit(source.max_epochs))
+    times = f" in max_epochs = {limit}" if limit > 1 or source.max_epochs else ""
+    passes = -(-need // max(1, source.num_tokens))
     return PlanError(
-        f"source {source!r} is too short for stage {stage!r}",
-        found=f"{have} tokens{times}",
-        expected=f"at least {need} by the end of the stage",
-        do=f"prepare more of it, or lower the budget{repeat}",
+        f"source {source.name!r} is too short for stage {stage!r}",
+        found=f"{limit * source.num_tokens} tokens{times}",
+        expected=f"at least {need} by the end of the stage, in {passes} epochs",
+        do=f"prepare more of it, lower its weight or the budget, {repeat_it(plan, source, passes)}",
         code="E-PLAN-SHORT",
     )
+
+
+def repeat_it(plan: LoaderPlan, source: SourceData, passes: int) -> str:
+    """How to read a source so many times, for the end of an error's text."""
+    if source.max_epochs or plan.max_epochs:
+        return f"or set {'its ' * bool(source.max_epochs)}max_epochs = {passes}"
+    return 'or set on_exhaust = "wrap" to repeat it'
 
 
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:

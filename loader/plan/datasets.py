@@ -17,7 +17,7 @@ from loader.files.addresses import address, is_url
 from loader.files.format import MANIFEST_NAME
 from loader.plan import tables
 from loader.plan.build import build_plan
-from loader.plan.mixture import Stage, StageSource, temper
+from loader.plan.mixture import Stage, StageSource, max_epochs, temper
 from loader.plan.phases import check_names
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import local_data
@@ -39,14 +39,17 @@ class _Layout(NamedTuple):
 
 
 _TABLES = _Layout(
-    ("path", "hf_name", "hf_config", "hf_revision", "split", "text_key", "weight", "name"),
+    (
+        *("path", "hf_name", "hf_config", "hf_revision", "split", "text_key"),
+        *("weight", "name", "max_epochs"),
+    ),
     ("path", "hf_name"),
     ("hf_name", "hf_config", "hf_revision"),
     "a dataset needs either path or hf_name",
 )
 _URLS = ("train_urls", "validation_urls")
 _CONFIGS = _Layout(
-    ("path", "id", "name", "revision", "split", "text_key", *_URLS),
+    ("path", "id", "name", "revision", "split", "text_key", "max_epochs", *_URLS),
     ("path", "id", "train_urls"),
     ("id", "name", "revision"),
     "a source needs one of path, id and train_urls",
@@ -55,11 +58,12 @@ _CONFIGS = _Layout(
 
 @dataclass(frozen=True, slots=True)
 class ListedSource:
-    """A source of a run."""
+    """A source of a run. max_epochs: see `StageSource`."""
 
     name: str
     weight: float
     data: _Data
+    max_epochs: int = 0
 
 
 def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSource, ...]:
@@ -80,7 +84,7 @@ def read_tables(rows: Any, where: str, base: Path = Path()) -> tuple[ListedSourc
         if name in sources:
             do = "set name on one of them"
             raise ConfigError("a name appears twice", where=where, found=repr(name), do=do)
-        sources[name] = ListedSource(name, float(weight), data)
+        sources[name] = ListedSource(name, float(weight), data, max_epochs(given, place))
     if not any(source.weight for source in sources.values()):
         raise ConfigError("all weights are zero", where=where, expected="one above 0")
     return tuple(sources.values())
@@ -102,9 +106,9 @@ def read_mappings(
         place = f"{where}: configs.{name}"
         if name not in weights:
             raise ConfigError("source has no weight", where=place, do=f"set weights.{name}")
-        _, data = _read_source(value, _CONFIGS, place, base)
+        given, data = _read_source(value, _CONFIGS, place, base)
         weight = tables.number(weights[name], f"{where}: weights.{name}")
-        sources.append(ListedSource(name, float(weight), data))
+        sources.append(ListedSource(name, float(weight), data, max_epochs(given, place)))
     if not any(source.weight for source in sources):
         found = dict(weights) or "no source"
         raise ConfigError("all weights are zero", where=f"{where}: weights", found=found)
@@ -172,7 +176,10 @@ def datasets_plan(sources: Sequence[ListedSource], run: RunSettings, where: str)
         "train",
         "datasets",
         run.steps * run.batch_size * run.seq_len,
-        tuple(StageSource(s.name, weight, s.weight) for s, weight in zip(sources, tempered)),
+        tuple(
+            StageSource(s.name, weight, s.weight, s.max_epochs)
+            for s, weight in zip(sources, tempered)
+        ),
         run.mix_temperature,
     )
     plan = build_plan([stage], manifests, run, root=root, plan_id=plan_id, valid=valid)

@@ -1,8 +1,9 @@
 """Mixtures and flow profiles: the sources and the number of tokens of each stage.
 
 A mixture lists the sources of a stage; a flow sets the length of each stage and the temperature of
-its weights. All arithmetic on budgets and quotas is exact (decimal fractions). Only `id` and
-`tokens_b` of a source are read here; prep reads the other keys. Formats: docs/formats.md.
+its weights. All arithmetic on budgets and quotas is exact (decimal fractions). Only `id`,
+`tokens_b` and `max_epochs` of a source are read here; prep reads the other keys. Formats:
+docs/formats.md.
 """
 
 import math
@@ -27,11 +28,13 @@ _FLOW_KEYS = (
 @dataclass(frozen=True, slots=True)
 class StageSource:
     """A source of a stage and its relative weight after temperature; weights need not sum to 1.
-    `listed` is the weight before temperature, if it differs."""
+    `listed` is the weight before temperature, if it differs. `max_epochs` is the maximum number of
+    passes over the source in all stages together; 0 if the run's setting applies."""
 
     name: str
     weight: float
     listed: float | None = None
+    max_epochs: int = 0
 
     @property
     def untempered(self) -> float:
@@ -53,12 +56,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """A `[mixtures.<name>]` table. weights: size of each source in 10^9 tokens."""
+    """A `[mixtures.<name>]` table. weights: size of each source in 10^9 tokens. max_epochs: of
+    each source, 0 if it sets none."""
 
     name: str
     total_tokens_b: float
     sample_temperature: float
     weights: dict[str, float]
+    max_epochs: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,9 @@ def _stage(flow: _Flow, name: str, mixture: _Mixture, scale: Fraction, where: st
     temperature = flow.numbers.get("sample_temperature", mixture.sample_temperature)
     tempered = temper(list(mixture.weights.values()), temperature)
     sources = tuple(
-        StageSource(source, weight, None if temperature == 1 else listed)
+        StageSource(
+            source, weight, None if temperature == 1 else listed, mixture.max_epochs[source]
+        )
         for (source, listed), weight in zip(mixture.weights.items(), tempered)
     )
     return Stage(name, mixture.name, num_tokens, sources, temperature)
@@ -207,17 +214,24 @@ def _read_mixture(name: str, table: dict[str, Any], where: str) -> _Mixture:
     if not isinstance(rows, list) or not rows:
         raise ConfigError("a mixture needs sources", where=where, expected="[[...sources]]")
     weights: dict[str, float] = {}
+    passes: dict[str, int] = {}
     for i, row in enumerate(rows):
         source_id, tokens_b = _read_source(row, f"{where}.sources[{i}]")
         if source_id in weights:
             raise ConfigError("a source id appears twice", where=where, found=repr(source_id))
         weights[source_id] = tokens_b
+        passes[source_id] = max_epochs(row, f"{where}.sources[{i}]")
     total_b = sum(weights.values())
     if not total_b:
         raise ConfigError("all weights are zero", where=where, expected="a tokens_b above 0")
     given = {"total_tokens_b": total_b, "sample_temperature": 1.0} | table
     numbers = _numbers(given, ("total_tokens_b", "sample_temperature"), where)
-    return _Mixture(name, **numbers, weights=weights)
+    return _Mixture(name, **numbers, weights=weights, max_epochs=passes)
+
+
+def max_epochs(source: Mapping[str, Any], where: str) -> int:
+    """The `max_epochs` of a source's table; 0 if it sets none. Raises ConfigError."""
+    return int(tables.number(source.get("max_epochs", 0), f"{where}.max_epochs", whole=True))
 
 
 def _read_source(value: Any, where: str) -> tuple[str, float]:

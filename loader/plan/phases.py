@@ -6,12 +6,12 @@ KempnerForge's `[[data.phases]]`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from loader.errors import ConfigError
 from loader.plan import tables
-from loader.plan.mixture import Stage, StageSource, temper
+from loader.plan.mixture import Stage, temper
 
 _INHERIT = ("original", "zero")
 _KEYS = ("start_step", "dataset_weights", "lr_scale", "inherit")
@@ -124,7 +124,7 @@ def _weighed(stage: Stage, phase: Phase, is_later_part: bool) -> Stage:
         )
     weights = temper(listed, stage.temperature)
     sources = tuple(
-        StageSource(source.name, weight, before)
+        replace(source, weight=weight, listed=before)
         for source, weight, before in zip(stage.sources, weights, listed)
     )
     name = f"{stage.name}@{phase.start_step}" if is_later_part else stage.name

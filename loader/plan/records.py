@@ -48,13 +48,15 @@ DEFAULTS: dict[str, Any] = {
 class SourceData:
     """The data of a source. `manifest` is a POSIX path relative to the plan's root, or a directory
     without a manifest, if `allow_unmanifested` was set. `spec` is the origin of the data, such as
-    `hf:bigcode/the-stack-v2`; if it is empty, the name is used."""
+    `hf:bigcode/the-stack-v2`; if it is empty, the name is used. `max_epochs` is the source's own
+    maximum number of passes, instead of the plan's; 0 if it has none."""
 
     name: str
     manifest: str
     content_hash: str
     num_tokens: int
     spec: str = field(default="", kw_only=True)
+    max_epochs: int = field(default=0, kw_only=True)
 
 
 T = TypeVar("T", bound=SourceData)
@@ -172,14 +174,8 @@ class LoaderPlan(StreamSettings):
 
     @property
     def wraps(self) -> bool:
-        """Whether a source with too few tokens is read again from its start."""
-        return self.epoch_limit != 1
-
-    @property
-    def epoch_limit(self) -> int:
-        """Maximum number of passes over a source; 0 for no limit."""
-        endless = self.on_exhaust == "wrap" or self.policy == "epoch_weighted"
-        return self.max_epochs or (0 if endless else 1)
+        """Whether a source with too few tokens may be read again from its start."""
+        return any(self.epoch_limit(source.max_epochs) != 1 for source in self.sources)
 
     @property
     def shuffles(self) -> bool:
@@ -202,7 +198,7 @@ class LoaderPlan(StreamSettings):
     def pads_valid(self) -> bool:
         """Whether the last window of a valid source is padded, so that each target is read."""
         rests = ((source.num_tokens - 1) % self.seq_len for source in self.valid)
-        return self.is_current and self.packing != "best_fit" and any(rests)
+        return self.is_current and not self.packs and any(rests)
 
     @property
     def num_sequences(self) -> int:
@@ -218,7 +214,8 @@ class LoaderPlan(StreamSettings):
 
     def limits(self, capacities: Sequence[int]) -> list[int]:
         """Maximum number of windows of each source; `capacities` are the windows of one pass."""
-        return [max(1, self.max_epochs) * capacity for capacity in capacities]
+        passes = [max(1, source.max_epochs or self.max_epochs) for source in self.sources]
+        return [limit * capacity for limit, capacity in zip(passes, capacities)]
 
     @property
     def sources(self) -> tuple[SourceData, ...]:

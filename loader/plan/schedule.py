@@ -17,6 +17,7 @@ import numpy as np
 from loader.errors import PlanError
 from loader.order.policies import Sequential, Shares, Stretch, make_schedule
 from loader.order.shuffle import BlockPermutation, Permutation, hashes, key_of
+from loader.plan.check import repeat_it
 from loader.plan.records import LoaderPlan
 
 # Purposes of keys derived from the plan's seed.
@@ -41,7 +42,8 @@ class PlanSchedule:
 
     capacities: windows of each source, in the order of the plan's sources. num_sequences: sequences
     of the split. passed: int64 [num_sources], windows of each source that were read before this
-    plan. Raises PlanError if a source has no window, or fewer than the plan needs (E-PLAN-SHORT).
+    plan. passes: float64 [num_sources], passes over each source in one of its sequences. Raises
+    PlanError if a source has no window, or fewer than the plan needs (E-PLAN-SHORT).
     """
 
     def __init__(self, plan: LoaderPlan, split: str, capacities: Sequence[int]) -> None:
@@ -62,7 +64,7 @@ class PlanSchedule:
         reads_whole = plan.is_current and not is_train
         by_window = plan.packing != "concat" or self._shuffles or reads_whole
         tokens = np.array([source.num_tokens for source in sources], np.int64)
-        self._epochs = 1 / np.maximum(1, self._capacities) if by_window else plan.stride / tokens
+        self.passes = 1 / np.maximum(1, self._capacities) if by_window else plan.stride / tokens
         self._turned = plan.batch_size if is_train and plan.is_current else 1
         self._starts = [part.start for part in self._parts]
         self._has_several = np.array([len(part.columns) > 1 for part in self._parts])
@@ -125,7 +127,7 @@ class PlanSchedule:
 
     def epochs_before(self, n: int) -> np.ndarray:
         """Number of passes over each source in the first `n` sequences: float64 `[num_sources]`."""
-        return self.counts_before(n) * self._epochs
+        return self.counts_before(n) * self.passes
 
     def lr_scale(self, n: int) -> float:
         """Factor of the learning rate at sequence `n`; after the end, the factor of the last
@@ -161,7 +163,7 @@ class PlanSchedule:
 
 def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray) -> list[Stretch]:
     if not plan.wraps_tokens:
-        _check_capacities(plan, capacities)
+        check_capacities(plan, capacities)
     index = {source.name: i for i, source in enumerate(plan.sources)}
     # Each continuation has another order: if all continuations started with the same order, the
     # same sources would get more at each start.
@@ -228,18 +230,21 @@ def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> Stretch:
     return Stretch(0, schedule.num_sequences, base, np.arange(len(capacities)), schedule)
 
 
-def _check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
+def check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
+    """Raise PlanError if a source has fewer windows than the plan reads (E-PLAN-SHORT). capacities:
+    windows of one pass over each source."""
     taken = plan.taken()
     taken.update({c.source: c.sequences for c in plan.consumed})
-    limit = 0 if plan.on_exhaust == "first_exhausted" else plan.epoch_limit
     for source, capacity in zip(plan.sources, capacities):
         need = taken[source.name]
+        limit = 0 if plan.on_exhaust == "first_exhausted" else plan.epoch_limit(source.max_epochs)
         if need and (capacity < 1 or (limit and need > limit * capacity)):
+            passes = -(-need // max(1, capacity))
             raise PlanError(
                 f"source {source.name!r} is too short",
                 found=f"{capacity} windows" + (f" in each of {limit} epochs" if limit > 1 else ""),
-                expected=f"at least {need if limit else 1}",
-                do='prepare more of it, lower its weight, or set on_exhaust = "wrap" to repeat it',
+                expected=f"at least {need if limit else 1}" + f", in {passes} epochs" * (limit > 0),
+                do=f"prepare more of it, lower its weight, {repeat_it(plan, source, passes)}",
                 code="E-PLAN-SHORT",
             )
 

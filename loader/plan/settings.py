@@ -21,6 +21,8 @@ from loader.plan.phases import Phase, read_phases
 
 _BUILD_THERE = "build the plan on the machine with the files, and give the plan's URL"
 _ON_EXHAUST = ("error", "first_exhausted", "wrap")
+CROPPED = "best_fit_cropped"
+PACKINGS = ("concat", "best_fit", CROPPED, "twin")
 TOKENIZER_FILES = "tokenizer.json", "tokenizer.model"
 LOCAL_CACHE = "name a directory on this machine: the cache has local copies of files"
 
@@ -84,22 +86,34 @@ class StreamSettings:
     """What happens if a source has too few tokens: `error` refuses the plan (plans call it
     `all_exhausted`), `first_exhausted` ends the run with the last window of any source, `wrap`
     starts the source again."""
-    packing: Annotated[str, Key(choices=("concat", "best_fit", "twin"), if_chosen=True)] = "concat"
+    packing: Annotated[str, Key(choices=PACKINGS, if_chosen=True)] = "concat"
     """How documents fill windows: `concat` cuts a source every `window_stride` tokens, `best_fit`
-    fills windows with whole documents, `twin` (made by `loader.twin`) cuts where another
-    tokenizer's windows are cut."""
+    fills windows with whole documents and padding, `best_fit_cropped` with beginnings of documents
+    and no padding, `twin` (made by `loader.twin`) cuts where another tokenizer's windows are
+    cut."""
     shuffle: Annotated[bool, Key(if_chosen=True)] = False
     """Read a source's windows in a new random order each epoch."""
     shuffle_blocks: Annotated[bool, Key(if_chosen=True)] = False
     """Shuffle in blocks of 2^22 tokens: the blocks come in a random order, and so do the windows of
     each block."""
     max_epochs: Annotated[int, Key(high=2**31, if_chosen=True)] = 0
-    """Maximum number of passes over a source. 0 means one pass, or no limit with `on_exhaust =
-    "wrap"` or `policy = "epoch_weighted"`."""
+    """Maximum number of passes over a source that sets no `max_epochs` of its own. 0 means one
+    pass, or no limit with `on_exhaust = "wrap"` or `policy = "epoch_weighted"`."""
 
     def of_stream(self) -> dict[str, Any]:
         """The values of the fields of this class, by name."""
         return {f.name: getattr(self, f.name) for f in fields(StreamSettings)}
+
+    def epoch_limit(self, own: int) -> int:
+        """Maximum number of passes over a source whose own `max_epochs` is `own`, or 0 if it sets
+        none; 0 for no limit."""
+        endless = self.on_exhaust == "wrap" or self.policy == "epoch_weighted"
+        return own or self.max_epochs or (0 if endless else 1)
+
+    @property
+    def packs(self) -> bool:
+        """Whether windows are packed with documents by best fit."""
+        return self.packing in ("best_fit", CROPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

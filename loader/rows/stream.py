@@ -23,6 +23,7 @@ from loader.plan import check as preflight
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_index
 from loader.plan.schedule import PlanSchedule
+from loader.plan.settings import CROPPED
 from loader.rows.masks import MaskedCounts, Masks
 from loader.rows.packed import PackedReader, TokenCounts
 from loader.rows.windows import WindowReader
@@ -76,7 +77,7 @@ class Stream:
         manifests = [preflight.open_data(plan, source) for source in data]
         self.source_names = tuple(source.name for source in data)
         is_twin = plan.packing == "twin" and split == "train"
-        is_packed = is_twin or plan.packing == "best_fit"
+        is_packed = is_twin or plan.packs
         pads = split == "valid" and plan.pads_valid
         self.has_padding = is_packed or pads
         wraps = plan.wraps_tokens and split == "train"
@@ -94,7 +95,10 @@ class Stream:
         pad = plan.eos_token_id
         if is_packed:
             packed = (manifests, self.index, plan.seq_len)
-            rows = TwinRows(*packed, preflight.open_twins(plan)) if is_twin else PackedRows(*packed)
+            if is_twin:
+                rows = TwinRows(*packed, preflight.open_twins(plan))
+            else:  # valid is read whole
+                rows = PackedRows(*packed, plan.packing == CROPPED and split == "train")
             self.reader = PackedReader(rows, self.files, pad)
         else:
             is_dense = split == "valid" and plan.is_current
@@ -151,6 +155,12 @@ class Stream:
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
         """Documents of each row: int64 `[num_documents, 2]`; None if a file has no index."""
         return self.reader.spans(sources, windows) if self.index.is_known else None
+
+    def cropped(self) -> list[int]:
+        """Tokens of each source that are in no row, since rows have no padding."""
+        rows = self.reader.row_tokens if isinstance(self.reader, PackedReader) else []
+        sizes = np.diff(self.files.source_starts).tolist()
+        return [size - int(tokens.sum()) for size, tokens in zip(sizes, rows)]
 
     def tokens_before(self, n: int) -> list[int]:
         """Tokens of each source in the first `n` sequences, without padding."""

@@ -97,6 +97,7 @@ def _show_plan(plan: RunPlan) -> None:
     else:
         _print_regrade(plan.regrade, plan.flips)
     _print_tokens(plan.tokens)
+    _print_epochs(plan.epochs)
     print(f"\nfiles to be replaced: {size(plan.size_bytes)}")
     print(f"to run exactly this plan: nmoe run --plan {plan.digest[:SHOWN_CHARS]}")
 
@@ -149,6 +150,15 @@ def _print_tokens(tokens: Mapping[str, tuple[int, int | None]]) -> None:
     if rows and any(now != then for _, now, then in rows):
         print()
         print_table(["source", "curated tokens now", "after the run (empty: unknown)"], rows)
+
+
+def _print_epochs(epochs: Mapping[str, tuple[float | None, int]]) -> None:
+    rows = [[source, found, limit or None] for source, (found, limit) in epochs.items()]
+    print()
+    print_table(["source", "epochs of training (empty: unknown)", "at most"], rows)
+    for source, found, limit in rows:
+        if found and limit and found > limit:
+            print(f"{source} has too few tokens: lower its weight or budget, or raise max_epochs")
 
 
 def curate_shards(arguments: argparse.Namespace) -> int:

@@ -93,6 +93,9 @@ class SourceSpec(StrictModel):
     id: str = Field(pattern=r"^[A-Za-z0-9_]+$")
     tokens_b: float = Field(default=0.0, ge=0)
     percent: float | None = None
+    max_epochs: int = Field(default=0, ge=0, le=2**31)
+    """Maximum number of passes over the source in training, in all stages together. Default: the
+    run's max_epochs."""
     kind: SourceKind = "huggingface"
     hf_dataset: str | None = None
     """Hub id or local directory (huggingface)."""
@@ -181,7 +184,7 @@ class SourceSpec(StrictModel):
 
     def reading_digest(self, split: str) -> str:
         """Digest of the settings that determine the documents of a split."""
-        others = {"tokens_b", "percent", "max_bad_share", "max_record_mb", "columns"}
+        others = {"tokens_b", "percent", "max_epochs", "max_bad_share", "max_record_mb", "columns"}
         others |= {"hf_streaming", "follow_links"}
         if split == "train" or not self.valid_paths:
             others |= {"valid_paths"}

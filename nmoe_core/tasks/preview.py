@@ -8,18 +8,19 @@ to estimate the rate of flips, with its interval, and the time.
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
 from loader.files.format import load_manifest, read_json_object
+from loader.plan.build import sequences_read
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.intervals import exact_interval
 from nmoe_core.config.run import Run
 from nmoe_core.prep.estimate import PlannedSplit, plan_split
-from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
+from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources, run_stages
 from nmoe_core.tasks.graph.foresee import Foreseen, foresee, rows_of
 from nmoe_core.tasks.graph.prepared import prefix
 from nmoe_core.tasks.graph.walk import Graph, State, walk
@@ -92,6 +93,8 @@ class RunPlan:
         regrade: None if the run has no grader.
         curated: The shards that will be curated, per source, with reasons.
         tokens: Curated tokens per source, now and after the run; None if not known yet.
+        epochs: How often training would read each source, None if its tokens are not known, and
+            how often it may, 0 for no limit; empty if all outputs are current.
         flips: Some flipped decisions: document id, decision now, decision after the run.
         size_bytes: Current bytes of the files that would be replaced.
     """
@@ -103,6 +106,7 @@ class RunPlan:
     regrade: RegradePlan | None
     curated: dict[str, dict[str, str]]
     tokens: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    epochs: dict[str, tuple[float | None, int]] = field(default_factory=dict)
     flips: list[tuple[str, str, str]] = field(default_factory=list)
     size_bytes: int = 0
 
@@ -116,6 +120,7 @@ def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int =
     outputs = graph.not_current()
     foreseen = foresee(graph, names) if outputs else Foreseen()
     jobs = [(s, name) for s in sources for name in SPLITS if name == "train" or s.has_valid]
+    splits = [_split_state(graph, *job) for job in jobs]
     regrade = None
     if not run.config.grading.is_off:
         regrade = _regrade(graph, names, foreseen, sample_documents)
@@ -123,10 +128,11 @@ def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int =
         outputs=outputs,
         num_current=len(graph.states) - len(outputs),
         digest=plan_digest(graph),
-        splits=[_split_state(graph, *job) for job in jobs],
+        splits=splits,
         regrade=regrade,
         curated={name: _stale_curated(graph, name) for name in names},
         tokens=foreseen.tokens,
+        epochs=_epochs(run, splits, foreseen.tokens) if outputs else {},
         flips=foreseen.flips,
         size_bytes=_size_bytes(graph, outputs),
     )
@@ -253,6 +259,21 @@ def _split_state(graph: Graph, source: SourcePlan, split: str) -> SplitState:
     is_left = any(not state.is_current for state in states)
     estimate = plan_split(run, source, split) if is_left else None
     return SplitState(source.name, split, num_shards, made, is_changed, estimate)
+
+
+def _epochs(
+    run: Run, splits: Sequence[SplitState], tokens: Mapping[str, tuple[int, int | None]]
+) -> dict[str, tuple[float | None, int]]:
+    prepared = {s.source: s.estimate.tokens for s in splits if s.split == "train" and s.estimate}
+    stages = run_stages(run)
+    own = {s.name: s.max_epochs for stage in stages for s in stage.sources if s.max_epochs}
+    found: dict[str, tuple[float | None, int]] = {}
+    for name, count in sequences_read(stages, run.loader).items():
+        now, then = tokens.get(name, (0, None))
+        size = then or now or prepared.get(name)
+        epochs = count * run.loader.seq_len / size if size else None
+        found[name] = epochs, run.loader.epoch_limit(own.get(name, 0))
+    return found
 
 
 def _stale_curated(graph: Graph, source: str) -> dict[str, str]:

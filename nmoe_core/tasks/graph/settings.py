@@ -222,10 +222,15 @@ def loader_plan(run: Run) -> MadeWith:
     names = [field.name for field in dataclasses.fields(PlanSettings)]
     found = {name: made_by[name] for name in names if made_by[name] != ()}
     found["flow_mode"] = run.loader.flow_mode
-    found["mixture"] = [dataclasses.asdict(stage) for stage in run_stages(run)]
+    found["mixture"] = [dataclasses.asdict(s, dict_factory=_chosen) for s in run_stages(run)]
     found["name of the configuration"] = run.path.stem
     remixes = [sha256_file(path) for path in run.tree.remixes()]
     return MadeWith("plan/1", found | ({"remixes": remixes} if remixes else {}))
+
+
+def _chosen(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict without a `max_epochs` that is not set, so that plans from before it stay current."""
+    return {key: value for key, value in pairs if (key, value) != ("max_epochs", 0)}
 
 
 def published_plan(run: Run) -> MadeWith:

@@ -12,6 +12,7 @@ from typing import Any
 from loader.files.format import Manifest, load_manifest, read_json_object
 from loader.plan.build import num_windows
 from loader.plan.records import LoaderPlan
+from loader.plan.settings import CROPPED
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan, run_sources
@@ -160,10 +161,11 @@ class _Read:
 
 def _window_lines(plan: LoaderPlan, curated: Manifest, name: str) -> Iterator[Line]:
     windows = num_windows(curated, plan)
-    if plan.packing == "concat":
-        read = windows * plan.stride
-        rest = curated.total_tokens - read
-        yield Line("after the last whole window", "tokens", "out", rest)
+    if plan.packing in ("concat", CROPPED):
+        is_cropped = plan.packing == CROPPED
+        read = windows * (plan.seq_len if is_cropped else plan.stride)
+        why = "cropped to fill rows" if is_cropped else "after the last whole window"
+        yield Line(why, "tokens", "out", curated.total_tokens - read)
         yield Line("tokens of windows", "tokens", "total", read)
     taken = plan.taken()[name]
     yield Line("windows", "windows", "total", windows)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,16 @@ import pytest
 
 from loader.files.checksummed_json import sealed
 from loader.files.format import load_manifest
+from loader.files.spans import DocumentIndex
+from loader.order.packing import PackedRows
 from loader.plan.file import load_plan
 from nmoe_core.cli import main
 from nmoe_core.shards.documents import document_ids
+from nmoe_core.tasks.curate import make_plan
 from nmoe_core.tasks.report.account import NOT_ACCOUNTED, commit_account, run_account
 from tests.core.tasks.graph.world import SETTINGS, copied, make_all, small_world
 from tests.project import Project, said
+from tests.refusals import refused
 
 LONG = "\n\n".join(f"Paragraph {i} of a long text, with a few more words in it." for i in range(60))
 ODD = [b'{"id": "bad", ', b'{"id": "empty", "text": ""}', b'{"id": "short", "text": "one"}']
@@ -78,6 +83,42 @@ def test_every_line_is_what_the_files_hold_and_every_total_adds_up(odd: Project)
     assert total["records"] == books["records"] + web["records"]
     assert [*total].index("records") == 0
     assert total["steps"] == plan.num_sequences // plan.batch_size
+
+
+def test_tokens_that_rows_leave_out_to_be_full_are_counted(odd: Project) -> None:
+    plan = replace(load_plan(odd.run.tree.plan), packing="best_fit_cropped")
+    account = run_account(odd.run, plan)
+    for name, lines in account["sources"].items():
+        assert_adds_up(lines)
+        found = counts(lines)
+        curated = load_manifest(odd.run.tree.curated_manifest(name))
+        rows = PackedRows([curated], DocumentIndex([curated]), plan.seq_len, crops=True)
+        lost = curated.total_tokens - int(rows.row_tokens[0].sum())
+        assert found["cropped to fill rows"] == lost > 0
+        assert found["tokens of windows"] == rows.capacities[0] * plan.seq_len
+
+
+def test_nmoe_plan_shows_how_often_training_reads_each_source_and_how_often_it_may(
+    odd: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = copied(odd, tmp_path / "copy")
+    plan = load_plan(project.run.tree.plan)
+    expected = {}
+    for name, taken in plan.taken().items():
+        tokens = load_manifest(project.run.tree.curated_manifest(name)).total_tokens
+        expected[name] = [pytest.approx(taken * plan.seq_len / tokens), int(name == "books")]
+    told = said(capsys, "plan", "--config", project.config)
+    assert told["outputs"] == []  # a mixture without limits makes no plan stale
+    mixture = project.directory / "mixture.toml"
+    limited = mixture.read_text().replace('id = "books"', 'id = "books"\nmax_epochs = 1')
+    mixture.write_text(limited)
+    told = said(capsys, "plan", "--config", project.config)
+    assert next(state["key"] for state in told["outputs"]) == "mixture/loader_plan"
+    assert told["epochs"] == expected
+    assert main(["plan", "--config", str(project.config)]) == 0
+    assert "books has too few tokens" in capsys.readouterr().out
+    with refused("E-PLAN-SHORT", naming=["'books'", "its max_epochs = "]):
+        make_plan(project.run, ["web", "books"], [])
 
 
 def test_what_does_not_add_up_is_said_and_what_an_older_tree_lacks_is_not_known(
