@@ -64,7 +64,7 @@ workers = {workers}
 {attributes}
 # The oracle scores a sample of the documents. The heuristic reads English text statistics; models:
 #   kind = "http", with [oracle.http] base_url and model: any OpenAI-compatible server
-#   kind = "engine", with [oracle.engine] checkpoint: gpt-oss weights on this machine
+#   kind = "engine", with [oracle.engine] checkpoint: weights on this machine
 [oracle]
 kind = "heuristic"
 max_doc_tokens = 512     # only the first tokens of a document are scored, also by the student

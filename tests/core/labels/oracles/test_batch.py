@@ -90,6 +90,7 @@ def test_what_failed_in_a_batch_is_asked_again(
     results = results_of(rows)
     results[0] |= {"response": None, "error": {"code": "batch_expired"}}
     results[1]["response"] = {"status_code": 500, "body": {"error": "no capacity"}}
+    results[2]["response"] = {"status_code": 400, "body": {"error": "content filter"}}  # for good
     assert add(config, results, capsys)["failed"] == 1
     again = {row["custom_id"] for row in requests_of(config, capsys)}
     assert again == {row["custom_id"] for row in rows[:2]}
