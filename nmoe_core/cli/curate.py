@@ -187,6 +187,8 @@ def _show_k(found: Any) -> None:
     print_table(names, [[getattr(row, name) for name in names] for row in found.results])
     print(f"\nwithin 5 % of the peak silhouette (published rule): k = {found.within_5pct}")
     print(f"windows hold 95 % of the clusters, silhouette >= 70 % of peak: k = {found.reachable}")
+    if not found.has_groups:
+        print("no groups found: the clusters separate hardly better than those of a normal cloud")
 
 
 def run_embed(arguments: argparse.Namespace) -> dict[str, Any]:

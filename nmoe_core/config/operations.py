@@ -42,10 +42,11 @@ class ChecksTable(StrictModel):
     `calibrated_keep_rate`, `keep_rate_of_all`)."""
     min_percent_of_ceiling: float = Field(default=95.0, ge=0, le=100)
     """Minimum mean number of topics per window, in percent of the highest number that an order can
-    be expected to reach (check `diversity`); an order as good as a shuffle also passes."""
+    be expected to reach (check `diversity`); an order as good as the worst of twenty shuffles
+    also passes."""
     max_wrap_tv_8: float = Field(default=0.15, ge=0, le=1)
     """Maximum total variation distance, 0 to 1, between the topics of the first 8 windows and the
-    last 8 (check `boundary`); an order as good as a shuffle also passes."""
+    last 8 (check `boundary`); an order as good as the worst of twenty shuffles also passes."""
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)
     """Minimum and maximum value of a column, by `attribute.column`."""
     max_drift: float = Field(default=0.1, ge=0, le=1)

@@ -5,6 +5,10 @@
 clusters on average, and the silhouette is at least 70 % of the peak among k >= 10. (A cluster with
 fewer documents than windows cannot be in every window.) All k share the cosine distances of one
 sample, so each k costs one fit and one pass over these distances.
+
+k-means also cuts rows that form no groups, and a k with the highest silhouette always exists. So
+the peak is compared with samples of one normal cloud with the mean and covariance of the rows (as
+the gap statistic, Tibshirani et al. 2001).
 """
 
 from dataclasses import dataclass
@@ -19,6 +23,9 @@ CANDIDATES = (5, 10, 15, 20, 25, 30, 40, 50, 75, 100)
 SAMPLE_ROWS = 10_000
 MIN_REACHABLE = 0.95
 MIN_SILHOUETTE_SHARE = 0.7
+GROUP_ROWS = 1000
+NUM_CLOUDS = 5
+MIN_OVER_CLOUDS = 1.25  # rows of one long or heavy-tailed cloud reach 1.2
 _PEAK_FROM_K = 10
 _STARTS = 3  # k-means starts per k: few, because the clusters are only measured
 
@@ -43,13 +50,15 @@ class Calibration:
     results: tuple[KResult, ...]
     within_5pct: int
     reachable: int | None
+    has_groups: bool
+    """Whether the silhouette at its peak is `MIN_OVER_CLOUDS` times as high as in each of
+    `NUM_CLOUDS` normal clouds; measured on `GROUP_ROWS` rows."""
 
 
 def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: int) -> Calibration:
     """Fit and measure each candidate k below the number of rows. `rows` are float32 `[N, D]`, each
     of norm 1 or 0. Raises CurationError if all candidates exceed the number of rows with text
     (E-CURATION-TOPICS)."""
-    from sklearn.metrics import silhouette_score
     from sklearn.metrics.pairwise import cosine_distances
 
     with_text = np.flatnonzero(rows.any(axis=1))
@@ -70,12 +79,40 @@ def calibrate_k(rows: np.ndarray, doc_tokens: np.ndarray, seq_len: int, seed: in
         sizes = np.bincount(labels, minlength=k)
         ceiling = diversity_ceiling(labels, doc_tokens, seq_len, "concat")
         spread = int(sizes.min()), float(np.median(sizes)), int(sizes.max())
-        found = labels[sample]
-        separation = 0.0
-        if len(np.unique(found)) > 1:  # the silhouette needs at least two clusters
-            separation = float(silhouette_score(distances, found, metric="precomputed"))
+        separation = _silhouette(distances, labels[sample])
         results.append(KResult(k, separation, *spread, reachable=ceiling / k))
-    return Calibration(tuple(results), rule_within_5pct(results), rule_reachable(results))
+    peak = max(results, key=lambda result: result.silhouette).k
+    has_groups = _has_groups(rows[with_text[sample_rows(len(with_text), GROUP_ROWS, seed)]], peak)
+    rules = rule_within_5pct(results), rule_reachable(results)
+    return Calibration(tuple(results), *rules, has_groups)
+
+
+def _silhouette(distances: np.ndarray, labels: np.ndarray) -> float:
+    """The mean silhouette, from distances `[N, N]`; 0 for one cluster."""
+    from sklearn.metrics import silhouette_score
+
+    if len(np.unique(labels)) < 2:
+        return 0.0
+    return float(silhouette_score(distances, labels, metric="precomputed"))
+
+
+def _has_groups(rows: np.ndarray, k: int) -> bool:
+    """Whether `k` clusters separate the rows, all of norm 1, better than rows of normal clouds."""
+    from sklearn.metrics.pairwise import cosine_distances
+
+    def separation(points: np.ndarray) -> float:
+        labels = nearest_topics(points, fit_centroids(points, k, 0, most_starts=_STARTS))
+        return _silhouette(cosine_distances(points), labels)
+
+    rng = np.random.RandomState(0)  # its stream does not change between versions
+    mean = rows.mean(axis=0)
+    spread = (rows - mean) / np.sqrt(len(rows))
+    most = 0.0
+    for _ in range(NUM_CLOUDS):
+        cloud = mean + rng.standard_normal((len(rows), len(rows))) @ spread
+        cloud /= np.linalg.norm(cloud, axis=1, keepdims=True)
+        most = max(most, separation(cloud.astype(np.float32)))
+    return separation(rows) > MIN_OVER_CLOUDS * most
 
 
 def rule_within_5pct(results: list[KResult]) -> int:

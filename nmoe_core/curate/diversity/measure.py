@@ -18,6 +18,7 @@ from nmoe_core.curate.order import arrange
 from nmoe_core.curate.windows import LOADERS, Loader, Windows, checked_documents, cut_windows
 
 SCALES = (2048, 8192, 32_768, 131_072)
+NUM_SHUFFLES = 20
 _ALIGNMENTS = 8
 _PARTS = 20  # `length_drift` compares so many parts of the epoch, with equal numbers of tokens
 
@@ -121,6 +122,24 @@ def compare_orders(
     names = {"before": "original", "after": "after", "shuffle": "shuffle"}
     windows = {m: {when: found[name][m] for when, name in names.items()} for m in LOADERS}
     return {"seq_len": seq_len, **windows}
+
+
+def worst_of_shuffles(
+    doc_clusters: np.ndarray, doc_tokens: np.ndarray, seq_len: int, loader: Loader
+) -> tuple[float, float]:
+    """The lowest `percent_of_ceiling` and the highest `wrap_tv_8` of `NUM_SHUFFLES` shuffles of at
+    least one document. Another shuffle is worse than all of them with probability 1 / 21."""
+    ceiling = diversity_ceiling(doc_clusters, doc_tokens, seq_len, loader)
+    shares: list[float] = []
+    seams: list[float] = []
+    for seed in range(NUM_SHUFFLES):
+        order = arrange("shuffle", doc_clusters, doc_tokens, seed=seed)
+        clusters = doc_clusters[order]
+        tokens = doc_tokens[order]
+        counts = window_topics(clusters, tokens, seq_len, loader)
+        shares.append(100.0 * float(counts.mean()) / ceiling)
+        seams.append(_wrap(clusters, tokens, 8 * seq_len))
+    return min(shares), max(seams)
 
 
 def scales(order: np.ndarray, doc_clusters: np.ndarray, doc_tokens: np.ndarray) -> dict[int, float]:

@@ -120,6 +120,15 @@ def test_planted_groups_are_recommended(monkeypatch):
     assert found.results[2].smallest <= found.results[2].median <= found.results[2].largest
 
 
+@pytest.mark.parametrize(
+    ("num_groups", "noise", "has_groups"), [(1, 5.0, False), (1, 0.3, False), (8, 0.5, True)]
+)
+def test_rows_without_groups_are_told_from_groups(num_groups, noise, has_groups, monkeypatch):
+    monkeypatch.setattr(calibrate, "CANDIDATES", (5, 10, 20))
+    rows, _ = planted(300, num_groups, noise=noise)
+    assert calibrate_k(rows, np.full(300, 100), 4000, 0).has_groups == has_groups
+
+
 def result(k: int, silhouette: float, reachable: float = 1.0) -> KResult:
     return KResult(k, silhouette, 1, 1.0, 1, reachable)
 
