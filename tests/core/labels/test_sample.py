@@ -14,7 +14,7 @@ from nmoe_core.labels.slices import combine_slices, read_slice, write_source_sli
 from nmoe_core.tasks.checks.hydra import check_labels
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import JudgeServer
-from tests.core.labels.oracles.test_task import model_of
+from tests.core.labels.oracles.whole_runs import model_of
 from tests.core.small_gradings import FakeTokenizer, write_source
 from tests.project import read_rows
 from tests.refusals import refused

@@ -16,7 +16,7 @@ from tests.core.labels.oracles.server import (
     documents_of,
     grades_of,
 )
-from tests.core.labels.oracles.test_paid_answers import label, labels, records, replies
+from tests.core.labels.oracles.whole_runs import label, labels, records, replies
 
 SNAPSHOTS = f"{MODEL}-2024-08-06", f"{MODEL}-2024-11-20"
 

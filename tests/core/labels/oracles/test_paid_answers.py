@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.cli import main
-from nmoe_core.labels.oracle import OracleResult, Question, Record, is_server_failure, read_records
+from nmoe_core.labels.oracle import OracleResult, Question, is_server_failure
 from tests.core.labels.oracles.server import (
     GOOD,
     MODEL,
@@ -22,41 +21,9 @@ from tests.core.labels.oracles.server import (
     documents_of,
     grades_of,
 )
-from tests.project import json_lines, read_rows, said
+from tests.core.labels.oracles.whole_runs import label, labels, reasons, records, replies
+from tests.project import json_lines, said
 from tests.refusals import refused
-
-
-def label(server: JudgeServer, root: Path, texts: list[str], *more: str) -> int:
-    """Label texts into `root/out`; the exit status."""
-    rows = [{"doc_id": f"d{i}", "text": text} for i, text in enumerate(texts)]
-    (root / "in.jsonl").write_text(json_lines(rows))
-    places = ["--input-jsonl", str(root / "in.jsonl"), "--out", str(root / "out")]
-    flags = ["--oracle", "http"]
-    flags += [
-        f"--set=oracle.http.base_url={server.url}",
-        f"--set=oracle.http.model={MODEL}",
-        "--quiet",
-    ]
-    return main(["hydra", "oracle-label", *places, *flags, *more])
-
-
-def records(root: Path) -> list[Record]:
-    return list(read_records(root / "out" / "scores.jsonl"))
-
-
-def labels(root: Path) -> dict[str, bytes]:
-    """The files of the labels, without the ledger."""
-    return {path.name: path.read_bytes() for path in (root / "out").iterdir() if path.is_file()}
-
-
-def replies(root: Path) -> list[Record]:
-    """The ledger."""
-    return read_rows(*sorted((root / "out" / "answers").iterdir()))
-
-
-def reasons(root: Path) -> Counter[str]:
-    return Counter(record["finish_reason"] for record in records(root))
-
 
 ENDS = {
     "another model": completion(GOOD, model="another"),

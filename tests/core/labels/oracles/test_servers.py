@@ -18,7 +18,7 @@ from tests.core.labels.oracles.server import (
     completion,
     documents_of,
 )
-from tests.core.labels.oracles.test_paid_answers import label, reasons
+from tests.core.labels.oracles.whole_runs import label, reasons
 from tests.refusals import refused
 
 DRAFT = f"<think>maybe {OTHER}"

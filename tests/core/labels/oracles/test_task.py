@@ -15,6 +15,7 @@ from nmoe_core.labels.oracles import engine
 from nmoe_core.labels.slices import read_slice, write_source_slices
 from nmoe_core.tasks.hydra import label_slices
 from tests.core.labels.oracles.server import GOOD, MODEL, JudgeServer, Reply, completion, tokens_of
+from tests.core.labels.oracles.whole_runs import model_of
 from tests.core.small_gradings import FakeTokenizer, write_source
 from tests.project import contents, said
 from tests.refusals import refused
@@ -69,10 +70,6 @@ def test_a_run_labels_with_a_checkpoint_and_keeps_its_answers(
 
 
 HTTP = 'kind = "http"\n[oracle.http]\nmodel = "m"\nbase_url = "{}"'
-
-
-def model_of(server: JudgeServer) -> str:
-    return HTTP.format(server.url).replace('"m"', f'"{MODEL}"')
 
 
 def test_no_change_of_settings_pays_twice(project: Path, server: JudgeServer) -> None:
