@@ -288,3 +288,44 @@ def concordance_interval(a: np.ndarray, b: np.ndarray) -> Interval | None:
     influence = 2 * x * y / expected - own - other
     unrelated = own.var() + other.var() + 4 * x.var() * y.var() / expected**2
     return _Correlation(value, influence - influence.mean(), float(unrelated)).interval()
+
+
+def alpha(grades: np.ndarray) -> float | None:
+    """Krippendorff's alpha with squared differences. `grades` is `[N, R]` of N documents and R
+    raters, NaN if a rater gave none. Documents with fewer than two grades do not count; None if all
+    grades are equal. Of two raters, it is close to `concordance`."""
+    found = _apart_and_spread(grades)
+    if found is None:
+        return None
+    num, apart, spread = found
+    return float(1 - (num.sum() - 1) / num.sum() * apart.sum() / spread.sum())
+
+
+def alpha_interval(grades: np.ndarray) -> Interval | None:
+    """95 % interval of `alpha`, by Fisher's z; None as for `spearman_interval`."""
+    value = alpha(grades)
+    found = _apart_and_spread(grades)
+    if value is None or found is None or len(found[0]) < MIN_ITEMS:
+        return None
+    # Grades of different documents are unrelated.
+    shifted = (np.roll(column, i * (len(grades) // 2 + 1)) for i, column in enumerate(grades.T))
+    unrelated = _apart_and_spread(np.column_stack(list(shifted)))
+    if unrelated is None:
+        return None
+    influence, of_unrelated = (
+        ((1 - value) * spread - apart) / found[2].mean() for _, apart, spread in (found, unrelated)
+    )
+    return _Correlation(value, influence - influence.mean(), float(of_unrelated.var())).interval()
+
+
+def _apart_and_spread(grades: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Per document with at least two grades: their number, their mean squared difference in pairs
+    times this number over two, and their squared distances from the mean of all grades. None if all
+    grades are equal."""
+    num = (~np.isnan(grades)).sum(axis=1)
+    kept = grades[num >= 2]
+    num = num[num >= 2]
+    if not len(num) or np.nanmin(kept) == np.nanmax(kept):
+        return None
+    apart = np.nanvar(kept, axis=1) * num**2 / (num - 1)
+    return num, apart, np.nansum((kept - np.nanmean(kept)) ** 2, axis=1)

@@ -1,5 +1,5 @@
-"""`nmoe hydra slices|oracle-label|requests|answers|merge-labels|agree|review|audit|status`: make
-and inspect labels."""
+"""`nmoe hydra slices|oracle-label|requests|answers|merge-labels|agree|review|corrections|audit|
+status`: make and inspect labels."""
 
 import argparse
 import textwrap
@@ -69,7 +69,7 @@ def register(parts: Any) -> None:
     for name, whose in (("first", "labels"), ("second", "other labels of the same documents")):
         compared.add_argument(name, type=Path, help=f"{whose}: a file, or a label shard")
 
-    text = "show labelled documents; --correct changes a label"
+    text = "show labelled documents; --correct changes a label, --withdraw undoes it"
     reviewed = add_verb(parts, "review", review, text, _show_labels)
     reviewed.add_argument(
         "--split", choices=("train", "val", "test"), default="val", help="default: val"
@@ -82,9 +82,16 @@ def register(parts: Any) -> None:
     reviewed.add_argument(
         "--scores", nargs="+", metavar="NAME=GRADE", help="with --correct: new grades"
     )
-    reviewed.add_argument("--by", metavar="NAME", help="with --correct: name of the person")
-    reviewed.add_argument("--note", default="", help="with --correct: the reason")
+    text = "withdraw the correction of this document by --by"
+    reviewed.add_argument("--withdraw", metavar="DOC_ID", help=text)
+    of_both = "with --correct or --withdraw"
+    reviewed.add_argument("--by", metavar="NAME", help=f"{of_both}: name of the person")
+    reviewed.add_argument("--note", default="", help=f"{of_both}: the reason")
     add_run_flags(reviewed, roots={"labels": "labels"}, is_required=True)
+
+    text = "list people's corrections of labels, and how far people agree"
+    listed = add_verb(parts, "corrections", corrections, text, _show_corrections)
+    add_run_flags(listed, roots={"labels": "labels"}, is_required=True)
 
     text = "check decisions: let the oracle score a sample of kept and dropped documents"
     asked = add_verb(parts, "audit", audit, text, _show_errors)
@@ -211,23 +218,56 @@ def _show_agreement(facts: dict[str, Any]) -> None:
 
 
 def review(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Show labelled documents, or correct a label and show it."""
+    """Show labelled documents; or correct a label, or withdraw a correction, and show it."""
     run = run_of(arguments)
-    if arguments.correct is None:
+    if arguments.correct is None and arguments.scores:
+        raise ConfigError("--scores without --correct", do="name the document")
+    if arguments.correct is None and arguments.withdraw is None:
         from nmoe_core.quality.grading.examples import look_at_labels
 
-        for name in ("scores", "by", "note"):
+        for name in ("by", "note"):
             if getattr(arguments, name):
-                raise ConfigError(f"{flag_of(name)} without --correct", do="name the document")
+                what = f"{flag_of(name)} without --correct or --withdraw"
+                raise ConfigError(what, do="name the document")
         chosen = arguments.split, arguments.kind, arguments.documents, arguments.source
         return look_at_labels(run, *chosen)
-    from nmoe_core.labels.corrections import correct_label
+    from nmoe_core.labels.corrections import correct_label, withdraw_correction
 
+    by = required(arguments, "by")
+    if arguments.withdraw is not None:
+        return [withdraw_correction(run.tree, arguments.withdraw, by, arguments.note)]
     given = [text.partition("=") for text in required(arguments, "scores")]
     scores = {name: int(grade) if grade.isdecimal() else grade for name, _, grade in given}
-    return [
-        correct_label(run, arguments.correct, scores, required(arguments, "by"), arguments.note)
-    ]
+    return [correct_label(run, required(arguments, "correct"), scores, by, arguments.note)]
+
+
+def corrections(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The entries of the file, and the agreement of the people by the run's rubric."""
+    from nmoe_core.labels.corrections import correction_entries, people_agreement, read_corrections
+    from nmoe_core.labels.scores import Scale
+
+    run = run_of(arguments)
+    standing = read_corrections(run.tree)
+    counting = [entry for people in standing.values() for entry in people.values()]
+    entries = []
+    for entry in correction_entries(run.tree):
+        told = {key: entry[key] for key in ("doc_id", "by", "at", "note", "rubric_hash")}
+        grades = {name: (entry.get("scores") or {}).get(name) for name in run.rubric.dimensions}
+        entries.append(told | {"counts": entry in counting, **grades})
+    standing = {key: people for key, people in standing.items() if key[1] == run.rubric.hash}
+    return {
+        "entries": entries,
+        "documents": sum(bool(people) for people in standing.values()),
+        "by_several": sum(len(people) > 1 for people in standing.values()),
+        "agreement": people_agreement(standing, Scale.of(run.rubric)),
+    }
+
+
+def _show_corrections(facts: dict[str, Any]) -> None:
+    print_rows(facts["entries"])
+    print(f"{facts['documents']:,} texts are corrected, {facts['by_several']:,} by several people")
+    if facts["by_several"]:
+        print_rows(facts["agreement"])
 
 
 def _show_labels(rows: list[dict[str, Any]]) -> None:

@@ -102,7 +102,9 @@ def _is_same_text(a: Record, b: Record) -> bool:
 
 def _grades(records: list[Record], scale: Scale) -> np.ndarray:
     """The scores per dimension and the aggregate: float64 `[N, D + 1]`."""
-    grades = [scale.vector(parse_scores(r.get("scores") or {}, scale)) for r in records]
+    grades = [
+        scale.vector(parse_scores(r.get("scores") or {}, scale, is_combined=True)) for r in records
+    ]
     return np.column_stack([grades, scale.aggregate(np.array(grades))])
 
 

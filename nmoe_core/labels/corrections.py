@@ -1,39 +1,45 @@
-"""A person's corrections of labels: `labels/corrections.jsonl`, applied when labels are merged.
+"""People's corrections of labels: `labels/corrections.jsonl`, applied when labels are merged.
 
 A correction belongs to a text and a rubric: it applies to every document with that text, even after
-documents are added or the tokenizer changes. Lines are only appended; the last line for a text is
-used. The oracle's label files do not change. The merged record holds the oracle's label, and the
-person, time and reason of the correction.
+documents are added or the tokenizer changes. Lines are only appended: the last line of a person for
+a text is used, and a line can withdraw it. If several people correct a text, each grade is the
+median of their grades, and half-way between the middle two if their number is even. The oracle's
+label files do not change. The merged record holds the oracle's label, and the people, time and
+reasons of the correction.
 """
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
 import orjson
 
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.intervals import alpha, alpha_interval
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.oracle import SCORES_NAME, Record, latest, read_records
-from nmoe_core.labels.scores import Scale, parse_scores, scale_in
+from nmoe_core.labels.scores import Scale, parse_scores, rounded, scale_in
 from nmoe_core.labels.slices import LABEL_SHARDS
 
 NAME = "corrections.jsonl"
-Corrections = dict[tuple[str, str], Record]
-"""Corrections by (SHA-256 of the text, rubric), or by (document id, rubric) if the label lacks the
-text's hash."""
+RULE = "median"  # how the entries of several people are combined
+Corrections = dict[tuple[str, str], dict[str, Record]]
+"""The entry of each person that counts, by (SHA-256 of the text, rubric), or by (document id,
+rubric) if the label lacks the text's hash."""
 
 
 def correct_label(
     run: Run, doc_id: str, scores: Mapping[str, Any], by: str, note: str = ""
 ) -> Record:
-    """Append the correction of a labelled document; dimensions that are not in `scores` keep their
-    grade.
+    """Append a person's correction of a labelled document; dimensions that are not in `scores` keep
+    the grade that this person gave before, or else the oracle's.
 
     Returns the correction. Raises LabelError if the document has no label (E-LABEL-MISSING), its
     label failed by another rubric than the run's (E-LABEL-MIXED), or the scores are not integer
@@ -42,21 +48,38 @@ def correct_label(
     found = find_label(run.tree, doc_id)
     # A failed label does not hold the scale of its rubric.
     scale = scale_in(found) if found["ok"] else _scale_of_run(run, found)
-    corrections = read_corrections(run.tree)
-    before = corrected(found, corrections)
-    known = before.get("scores") or {}
-    given = parse_scores({**known, **scores}, scale)
+    before = read_corrections(run.tree).get(_key(found), {}).get(by, found)
+    label = scale.label(parse_scores({**(before.get("scores") or {}), **scores}, scale))
+    return _append(run.tree, found, by, note, label | {"was": found.get("scores")})
+
+
+def withdraw_correction(tree: Tree, doc_id: str, by: str, note: str = "") -> Record:
+    """Append an entry that withdraws a person's correction of a document, and return it. Raises
+    LabelError if there is none that counts (E-LABEL-MISSING)."""
+    for people in reversed(read_corrections(tree).values()):
+        if by in people and people[by]["doc_id"] == doc_id:
+            return _append(tree, people[by], by, note, {"withdrawn": True})
+    raise LabelError(
+        "there is no such correction",
+        where=tree.labels / NAME,
+        found=f"{doc_id} by {by}",
+        do="name a document and a person that `nmoe hydra corrections` lists",
+        code="E-LABEL-MISSING",
+    )
+
+
+def _append(tree: Tree, of: Record, by: str, note: str, more: Record) -> Record:
     record = {
-        "doc_id": doc_id,
-        "text_sha256": found.get("text_sha256"),
-        "rubric_hash": found.get("rubric_hash", ""),
-        **scale.label(given),
+        "doc_id": of["doc_id"],
+        "text_sha256": of.get("text_sha256"),
+        "rubric_hash": of.get("rubric_hash", ""),
+        **more,
         "by": by,
         "note": note,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "was": before.get("scores"),
+        "rule": RULE,
     }
-    with AppendLog(run.tree.labels / NAME) as log:
+    with AppendLog(tree.labels / NAME) as log:
         for _ in log.lines():
             pass
         log.cut()
@@ -95,18 +118,51 @@ def find_label(tree: Tree, doc_id: str) -> Record:
 
 
 def read_corrections(tree: Tree) -> Corrections:
-    """The last correction of each text. Raises LabelError if a line is not a correction
-    (E-LABEL-CORRUPT)."""
-    path = tree.labels / NAME
+    """The corrections that count. Raises as `correction_entries`."""
     found = Corrections()
+    for record in correction_entries(tree):
+        people = found.setdefault(_key(record), {})
+        if "rule" not in record:  # in earlier versions, a line replaced the lines of all people
+            people.clear()
+        people.pop(record["by"], None)
+        if "withdrawn" not in record:
+            people[record["by"]] = record
+    return found
+
+
+def correction_entries(tree: Tree) -> list[Record]:
+    """All lines of the file. Raises LabelError if a line is not a correction (E-LABEL-CORRUPT)."""
+    path = tree.labels / NAME
+    found: list[Record] = []
     if not path.is_file():
         return found
     for line, record in read_objects(path, lambda n, why: _not_one(path, n, why)):
-        if not isinstance(record.get("doc_id"), str) or not isinstance(record.get("scores"), dict):
-            raise _not_one(path, line.number, "an object without doc_id or scores")
-        parse_scores(record["scores"], scale_in(record))
-        found[_key(record)] = record
+        if not all(isinstance(record.get(key), str) for key in ("doc_id", "by", "note", "at")):
+            raise _not_one(path, line.number, "an object without doc_id, by, note or at")
+        if "withdrawn" not in record:
+            if not isinstance(record.get("scores"), dict):
+                raise _not_one(path, line.number, "an object without scores")
+            parse_scores(record["scores"], scale_in(record))
+        found.append(record)
     return found
+
+
+def people_agreement(corrections: Corrections, scale: Scale) -> list[dict[str, Any]]:
+    """How far people agree, by dimension of the scale: Krippendorff's `alpha` with its 95 %
+    interval, the number `n` of texts that several of them corrected, and the number of `people`."""
+    shared = [p for p in corrections.values() if len(p) > 1]
+    shared = [p for p in shared if all(set(e["scores"]) == set(scale.names) for e in p.values())]
+    names = sorted({name for people in shared for name in people})
+    rows: list[dict[str, Any]] = []
+    for dimension in scale.names:
+        grades = np.full((len(shared), len(names)), np.nan)
+        for row, people in enumerate(shared):
+            for name, entry in people.items():
+                grades[row, names.index(name)] = entry["scores"][dimension]
+        low, high = alpha_interval(grades) or (None, None)
+        counts = {"dimension": dimension, "n": len(shared), "people": len(names)}
+        rows.append(counts | {"alpha": rounded(alpha(grades)), "low": low, "high": high})
+    return rows
 
 
 def corrections_digest(tree: Tree) -> str:
@@ -118,16 +174,23 @@ def corrections_digest(tree: Tree) -> str:
 def corrected(record: Record, corrections: Corrections, scale: Scale | None = None) -> Record:
     """Apply the correction of a label, if there is one. The aggregate is by `scale`, which must
     have the rubric's current weights; by default the scale of the label."""
-    found = corrections.get(_key(record))
-    if found is None:
+    people = corrections.get(_key(record))
+    if not people:
         return record
+    entries = list(people.values())
     kept = {key: value for key, value in record.items() if key not in ("raw", "scale")}
     # If the record was corrected before, `was` already holds the oracle's label.
     was = record.get("corrected", {}).get("was", record.get("scores"))
-    told = {key: found[key] for key in ("by", "note", "at")} | {"was": was}
+    told = {
+        "by": ", ".join(people),
+        "note": "; ".join(entry["note"] for entry in entries if entry["note"]),
+        "at": max(entry["at"] for entry in entries),
+        "was": was,
+    }
     if scale is None:
-        scale = scale_in(record if record["ok"] else found)
-    label = scale.label(found["scores"])
+        scale = scale_in(record if record["ok"] else entries[-1])
+    grades = {name: median(entry["scores"][name] for entry in entries) for name in scale.names}
+    label = scale.label(parse_scores(grades, scale, is_combined=True))
     return kept | {"ok": True, "salvaged": False} | label | {"corrected": told}
 
 

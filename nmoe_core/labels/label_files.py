@@ -216,7 +216,10 @@ def read_labels(path: Path, use_salvaged: bool = False) -> Labels:
     num_failed = sum(not record["ok"] for record in records)
     num_salvaged = len(records) - num_failed - len(parsed)
     scale = one_scale(parsed, path)
-    rows = [scale.vector(parse_scores(record.get("scores") or {}, scale)) for record in parsed]
+    rows = [
+        scale.vector(parse_scores(record.get("scores") or {}, scale, is_combined=True))
+        for record in parsed
+    ]
     targets = [record.get("target") for record in parsed]
     has_targets = bool(targets) and all(
         isinstance(target, int | float) and 0 <= target <= 1 for target in targets

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -91,7 +91,7 @@ class OracleResult:
     or refused the document.
     """
 
-    scores: dict[str, int] | None
+    scores: Mapping[str, float] | None
     raw: str
     finish_reason: str
     num_new_tokens: int | None = None

@@ -110,7 +110,7 @@ class Scale:
         weighted = (self.shares(scores) * weights).sum(axis=-1)
         return np.round(weighted / weights.sum(), DECIMALS)
 
-    def label(self, scores: Mapping[str, int]) -> dict[str, Any]:
+    def label(self, scores: Mapping[str, float]) -> dict[str, Any]:
         """The fields of a label's record for an oracle's scores."""
         found = _aggregated(self, tuple(self.vector(scores)))
         return {"scores": {n: scores[n] for n in self.names}, "aggregated": found, **self.in_file()}
@@ -125,7 +125,7 @@ QUALITY = Scale(
 
 @functools.lru_cache(1 << 14)
 def _aggregated(scale: Scale, grades: tuple[float, ...]) -> float:
-    """`aggregate` of integer grades; cached, because labels have few distinct grades."""
+    """`aggregate` of grades; cached, because labels have few distinct grades."""
     return float(scale.aggregate(np.asarray(grades)))
 
 
@@ -147,12 +147,15 @@ def scale_in(header: Mapping[str, Any]) -> Scale:
         raise _bad_scores(str(error), "lowest, highest grade, weight per dimension") from None
 
 
-def parse_scores(value: str | Mapping[str, Any], scale: Scale = QUALITY) -> dict[str, int]:
+def parse_scores(
+    value: str | Mapping[str, Any], scale: Scale = QUALITY, *, is_combined: bool = False
+) -> dict[str, float]:
     """Parse the scores of an oracle's answer, in the order of the scale.
 
     `value` is one JSON object, as text or parsed, with exactly the scale's dimensions, each once
-    and an integer grade (`4.0` counts as 4, `true` is refused). Raises LabelError for anything else
-    (E-LABEL-SCORES).
+    and an integer grade (`4.0` counts as 4, `true` is refused). With `is_combined`, numbers between
+    two grades count too, because several raters may have been combined. Raises LabelError for
+    anything else (E-LABEL-SCORES).
     """
     scores = value
     if isinstance(value, str):
@@ -165,7 +168,9 @@ def parse_scores(value: str | Mapping[str, Any], scale: Scale = QUALITY) -> dict
     if set(scores) != set(scale.names):
         raise _bad_scores(f"keys {sorted(map(str, scores))}", f"exactly {', '.join(scale.names)}")
     grades = zip(scale.names, scale.lowest, scale.highest)
-    return {name: _grade(name, scores[name], low, high) for name, low, high in grades}
+    return {
+        name: _grade(name, scores[name], (low, high), is_combined) for name, low, high in grades
+    }
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -174,14 +179,16 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _grade(name: str, value: object, low: int, high: int) -> int:
+def _grade(name: str, value: object, ends: tuple[int, int], is_combined: bool) -> float:
     # Compare with the bounds before converting: `int` fails on NaN and infinity.
     number = math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):
         number = value
-    if low <= number <= high and number == int(number):
-        return int(number)
-    raise _bad_scores(f"{name} = {value!r}"[:80], f"an integer {low}..{high}")
+    low, high = ends
+    if low <= number <= high and (is_combined or number == int(number)):
+        return int(number) if number == int(number) else number
+    kind = "a number" if is_combined else "an integer"
+    raise _bad_scores(f"{name} = {value!r}"[:80], f"{kind} {low}..{high}")
 
 
 def _bad_scores(found: str, expected: str) -> LabelError:
@@ -190,7 +197,7 @@ def _bad_scores(found: str, expected: str) -> LabelError:
 
 def read_scores(
     text: str, extract_embedded: bool = False, scale: Scale = QUALITY
-) -> tuple[dict[str, int] | None, bool]:
+) -> tuple[dict[str, float] | None, bool]:
     """The scores in a final answer, or None; and whether the answer also has other text.
 
     With `extract_embedded`, one flat object within other text is accepted.

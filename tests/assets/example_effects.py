@@ -156,6 +156,7 @@ EFFECTS = {
     "nmoe hydra review --correct DOC_ID --scores density=1 correctness=3 --by mara --note quoted": (
         Effect("by: mara\nnote: quoted", ("out/labels/corrections.jsonl",))
     ),
+    "nmoe hydra corrections": Effect(r"\d+ texts are corrected"),
     "nmoe hydra calibrate --target-keep 0.3": Effect("tau_keep", (_CALIBRATION,)),
     "nmoe hydra grade --source web": Effect(r"docs/0001 +%(shard)d", ("out/quality/docs",)),
     "nmoe hydra grade --config nmoe.toml --input-jsonl new.jsonl --out graded": Effect(

@@ -29,7 +29,14 @@ STUDENTS = (*DISTURBED, *SENT_WRITERS)
 HEADS = (*HEAD_WRITERS, "hydra calibrate", "hydra grade")
 EACH = -(-KILLS // len(STUDENTS + HEADS))
 WRITE_NOTHING = (
-    *("hydra agree", "hydra status", "versions list", "versions compare", "completion"),
+    *(
+        "hydra agree",
+        "hydra corrections",
+        "hydra status",
+        "versions list",
+        "versions compare",
+        "completion",
+    ),
     *("select", "sql", "plan", "explain", "info", "inspect", "verify", "ui"),
 )
 ELSEWHERE = {

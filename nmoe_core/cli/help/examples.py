@@ -76,6 +76,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe hydra review --correct DOC_ID --scores density=1 correctness=3 --by mara"
         " --note quoted",
     ),
+    "nmoe hydra corrections": ("nmoe hydra corrections",),
     "nmoe hydra status": ("nmoe hydra status",),
     "nmoe hydra calibrate": ("nmoe hydra calibrate --target-keep 0.3",),
     "nmoe hydra grade": (

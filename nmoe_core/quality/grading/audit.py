@@ -161,5 +161,7 @@ def _aggregates(records: Iterable[Record], weights: Mapping[str, float], where: 
     """Aggregates of the records that hold scores, float64 `[labels]`."""
     parsed = [record for record in records if record["ok"]]
     scale = one_scale(parsed, where)
-    scores = [scale.vector(parse_scores(record["scores"], scale)) for record in parsed]
+    scores = [
+        scale.vector(parse_scores(record["scores"], scale, is_combined=True)) for record in parsed
+    ]
     return scale.weighted(weights).aggregate(np.array(scores).reshape(-1, len(scale)))

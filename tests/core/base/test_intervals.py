@@ -5,6 +5,8 @@ import pytest
 
 from benchmarks.statistics import FIGURES, covered, truth_of
 from nmoe_core.base.intervals import (
+    alpha,
+    alpha_interval,
     auc_interval,
     concordance_interval,
     gain_interval,
@@ -45,7 +47,8 @@ def test_no_interval_is_given_of_fewer_than_ten_documents() -> None:
         b = a + rng.standard_normal(n)
         found = [spearman_interval(a, b), within_interval(a, b, ["web"] * n)]
         found += [gain_interval(a, b, b), auc_interval(a, b > np.median(b))]
-        found += [concordance_interval(a, b), ratio_interval(np.ones(n), np.ones(n))]
+        found += [alpha_interval(np.array([a, b]).T), concordance_interval(a, b)]
+        found += [ratio_interval(np.ones(n), np.ones(n))]
         assert [one is not None for one in found] == [is_given] * len(found)
 
 
@@ -60,9 +63,38 @@ def test_agreement_without_exception_leaves_room_for_the_documents_that_were_not
     n: int,
 ) -> None:
     a = np.arange(n)
-    for interval in (spearman_interval(a, a), concordance_interval(a, a)):
+    three = np.array([a, a, a], float).T
+    for interval in (spearman_interval(a, a), concordance_interval(a, a), alpha_interval(three)):
         assert interval is not None
         assert 1 - 50 / n < interval[0] < 1 - 1 / n
         assert interval[1] == 1
     low, high = within_interval(a, a, ["web"] * n) or (1.0, 0.0)
     assert low < high == 1
+
+
+def test_alpha_of_several_raters_who_left_grades_out_is_the_published_figure() -> None:
+    none = np.nan
+    grades = np.array(
+        [
+            [none, none, none, none, none, 3, 4, 1, 2, 1, 1, 3, 3, none, 3],
+            [1, none, 2, 1, 3, 3, 4, 3, *[none] * 7],
+            [none, none, 2, 1, 3, 4, 4, none, 2, 1, 1, 3, 3, none, 4],
+        ]
+    ).T
+    assert alpha(grades) == pytest.approx(0.811, abs=5e-4)
+    assert alpha(np.ones((9, 2))) is None
+    assert alpha(grades[:, :1]) is None
+
+
+@pytest.mark.parametrize("num_raters", [2, 3])
+def test_the_interval_of_alpha_covers_the_truth(num_raters: int) -> None:
+    def drawn(rng: np.random.Generator, n: int) -> np.ndarray:
+        errors = rng.integers(-1, 2, (n, num_raters))
+        grades = np.clip(rng.integers(0, 5, (n, 1)) + errors, 0, 4).astype(float)
+        grades[rng.random(grades.shape) < 0.1] = np.nan
+        return grades
+
+    truth = alpha(drawn(np.random.default_rng(1), 100_000)) or 0.0
+    rng = np.random.default_rng(2)
+    found = [alpha_interval(drawn(rng, 60)) or (1.0, 0.0) for _ in range(SAMPLES)]
+    assert np.mean([low <= truth <= high for low, high in found]) >= LEAST

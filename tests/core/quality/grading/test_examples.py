@@ -65,14 +65,14 @@ def test_a_correction_is_merged_with_its_origin_for_every_document_of_the_text(
     assert shown["corrected"]["was"] == was, "not the corrected scores"
     line = refused_line(capsys, *map(str, look), "--kind", "disagreements")
     assert "run nmoe train student" in line, "it was reported on the labels as they were"
-    # The last correction counts, and a second one starts from the first.
-    again = ("--correct", doc_id, "--scores", "coherence=4", "--by", "jo")
+    # A person's last correction counts, and a second one starts from the first.
+    again = ("--correct", doc_id, "--scores", "coherence=4", "--by", "mara")
     (second,) = said(capsys, *look, *again)
     assert second["scores"] == made["scores"] | {"coherence": 4}
     nmoe(project, "hydra merge-labels")
     merged = read_rows(path)[0]
     assert merged["scores"] == second["scores"]
-    assert merged["corrected"]["by"] == "jo"
+    assert (merged["corrected"]["by"], merged["corrected"]["note"]) == ("mara", "")
     assert merged["corrected"]["was"] == was
     corrections = read_corrections(tree)
     assert corrected(before[0], corrections) == merged
