@@ -69,7 +69,7 @@ def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) ->
     """Refuse inputs that were made with other settings than the run's.
 
     A run without a mixture (only flags, or a file without a mixture) has no settings for its
-    inputs, so they are not compared.
+    inputs, so they are not compared, except labels with the oracle or rubric that a file sets.
 
     Args:
         run: The run.
@@ -79,7 +79,11 @@ def require_inputs(run: Run, task: str, sources: Iterable[str] | None = None) ->
     Raises:
         ConfigError: An input was made with other settings (E-INPUT-SETTINGS).
     """
-    if not run.has_file or run.loader.mixture_toml is None:
+    if not run.has_file:
+        return
+    if run.loader.mixture_toml is None:
+        if {"kind", "rubric"} & run.config.oracle.model_fields_set:
+            _require(run, [kind for kind in INPUTS[task] if kind == "labels"], [])
         return
     plans = run_sources(run)
     names = [plan.name for plan in plans] if sources is None else list(sources)

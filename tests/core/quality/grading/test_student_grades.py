@@ -23,6 +23,7 @@ from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.tasks.report.summary import grader_costs, scoreboard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality.grading.small_run import SETTINGS, TINY, labelled_run, nmoe, source_of
+from tests.core.small_gradings import RUBRIC
 from tests.project import Project, jsonl_source, read_rows, said, write_project
 from tests.refusals import refused_line
 
@@ -129,6 +130,27 @@ def test_thresholds_of_another_grader_and_shards_of_another_tokenizer_are_refuse
     words = (*words[:-2], "--tokenizer", "cl100k_base", "--out", tmp_path / "grades")
     line = refused_line(capsys, *map(str, words), code="E-INPUT-SETTINGS")
     assert "tokenizer = o200k_harmony, expected cl100k_base" in line
+
+
+@pytest.mark.parametrize("has_mixture", [True, False])
+def test_labels_of_another_rater_or_rubric_teach_and_calibrate_nothing(
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_mixture: bool
+) -> None:
+    lines = project.config.read_text().splitlines()
+    kept = [line for line in lines if has_mixture or "toml" not in line]
+    config = project.config.with_name("other.toml")
+    config.write_text("\n".join(kept))
+    rubric = tmp_path / "other.toml"
+    rubric.write_text(RUBRIC.read_text().replace("the text itself", "only the text", 1))
+    rater = ["oracle.kind=http", "oracle.http.model=m", "oracle.http.base_url=http://h/v1"]
+    words = ["train student", "hydra calibrate", *["hydra grade"] * has_mixture]
+    for settings in (rater, [f"oracle.rubric={rubric}"]):
+        flags = [f"--set={one}" for one in settings]
+        for verb in words:
+            asked = (*verb.split(), "--config", str(config), "--quiet", *flags)
+            line = refused_line(capsys, *asked, code="E-INPUT-SETTINGS")
+            assert "hydra/oracle_labels" in line
+    nmoe(project, "train student")
 
 
 def test_an_audit_asks_about_kept_and_dropped_documents_that_nothing_was_fitted_on(
