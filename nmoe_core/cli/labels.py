@@ -19,7 +19,7 @@ from nmoe_core.cli.flags import (
     run_of,
     set_value,
 )
-from nmoe_core.cli.output import add_verb, in_line, print_rows, print_table
+from nmoe_core.cli.output import add_verb, in_line, print_json, print_rows, print_table
 from nmoe_core.config.run import Run
 
 if TYPE_CHECKING:
@@ -35,12 +35,16 @@ def register(parts: Any) -> None:
     listing.add_argument("--sources", nargs="+", metavar="NAME", help="only these sources")
     add_run_flags(listing, roots={"data_root": "data", "out": "slices"})
 
-    label = add_task(parts, "oracle-label", oracle_label, "score documents with the oracle")
-    label.add_argument(
+    text = "score documents with the oracle"
+    label = add_task(parts, "oracle-label", oracle_label, text, _show_labelling)
+    instead = label.add_mutually_exclusive_group()
+    instead.add_argument(
         "--estimate",
         action="store_true",
         help="only estimate questions, tokens and cost; ask nothing",
     )
+    text = "print the request about a document, by default the first to ask about; send nothing"
+    instead.add_argument("--show", nargs="?", const="", metavar="DOC_ID", help=text)
     label.add_argument("--slices", nargs="+", metavar="train-00", help="only these slices")
     add_file_flags(label)
     label.add_argument(
@@ -143,7 +147,7 @@ def slices(arguments: argparse.Namespace) -> Outputs:
 
 
 def oracle_label(arguments: argparse.Namespace) -> Outputs:
-    """Label slices of a run or one file of documents, or estimate the cost."""
+    """Label slices of a run or one file of documents, estimate the cost, or show a request."""
     from nmoe_core.labels.jobs import labelling_of
     from nmoe_core.tasks.commands import label_file, label_job
     from nmoe_core.tasks.hydra import label_slices
@@ -151,23 +155,34 @@ def oracle_label(arguments: argparse.Namespace) -> Outputs:
 
     run = _labelling_run(arguments)
     file = named_file(arguments, "label", of_run=("slices",), of_file=("out",))
+    is_unasked = arguments.estimate or arguments.show is not None
     if file is None:
-        if arguments.estimate:
-            return _estimate(
-                run, labelling_of(run).slice_jobs(chosen_sources(run), arguments.slices)
-            )
-        return label_slices(run, chosen_sources(run), arguments.slices)
+        sources = chosen_sources(run)
+        if is_unasked:
+            jobs = labelling_of(run).slice_jobs(sources, arguments.slices)
+            return _unasked(arguments, run, jobs)
+        return label_slices(run, sources, arguments.slices)
     out = required(arguments, "out")
-    if arguments.estimate:
-        return _estimate(run, [label_job(run, file, out)])
+    if is_unasked:
+        return _unasked(arguments, run, [label_job(run, file, out)])
     return {str(out): label_file(run, file, out)}
 
 
-def _estimate(run: Run, jobs: Iterable["LabelJob"]) -> Outputs:
+def _unasked(arguments: argparse.Namespace, run: Run, jobs: Iterable["LabelJob"]) -> Outputs:
+    """The estimate of jobs, or with --show a request."""
+    from nmoe_core.labels.batch import shown_request
     from nmoe_core.labels.jobs import labelling_of
 
+    if arguments.show is not None:
+        doc_id, request = shown_request(labelling_of(run), jobs, arguments.show)
+        return {doc_id: Result("", request)}
     estimates = labelling_of(run).estimate(jobs)
     return {name: Result("", asdict(row)) for name, row in estimates.items()}
+
+
+def _show_labelling(facts: dict[str, dict[str, Any]]) -> None:
+    is_request = any("body" in row or "ids" in row for row in facts.values())
+    (print_json if is_request else show_outputs)(facts)
 
 
 def write_requests(arguments: argparse.Namespace) -> Outputs:

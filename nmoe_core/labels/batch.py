@@ -1,4 +1,5 @@
-"""Requests to an oracle as a file, and its answers from one, in OpenAI's batch form.
+"""Requests to an oracle without sending them: one to look at, or all as a file in OpenAI's batch
+form, and the answers from such a file.
 
 Batch endpoints cost less than single requests; vLLM's `run-batch` reads and writes the same form. A
 request's `custom_id` names what was asked, so its answer can be added to the ledger in any order,
@@ -18,11 +19,14 @@ import orjson
 from nmoe_core.base.atomic import atomic_file, output_lock
 from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.jsonl import read_objects
+from nmoe_core.base.redact import HIDDEN
 from nmoe_core.base.result import Result
 from nmoe_core.labels.answers import Ledger, Writer
 from nmoe_core.labels.cost import open_texts
 from nmoe_core.labels.jobs import LabelJob, Labelling, Sampled
-from nmoe_core.labels.oracle import Question, sha256_of
+from nmoe_core.labels.oracle import Oracle, Question, sha256_of
+from nmoe_core.labels.oracles.dialects import headers_of, url_of
+from nmoe_core.labels.oracles.engine import EngineOracle
 from nmoe_core.labels.oracles.http import HttpOracle
 
 FILE_NAME = "batch.jsonl"  # the ledger's file of these answers
@@ -52,6 +56,61 @@ class Asked(NamedTuple):
             return None
         request, text = (base64.urlsafe_b64decode(f"{found[i]}=").hex() for i in (1, 2))
         return cls(request, text, int(found[3]), int(found[4]))
+
+
+def shown_request(
+    labelling: Labelling, jobs: Iterable[LabelJob], doc_id: str = ""
+) -> tuple[str, dict[str, Any]]:
+    """The id of a document, and the request about it; by default of the first document that
+    labelling would ask about now.
+
+    The request to a server has `method`, `url`, `headers` and `body`; the API key is hidden and
+    need not be set. The engine's has `prompt`, its token `ids`, and the settings of the answer.
+    Raises ConfigError if the oracle sends no request, if the jobs do not have the document, or if
+    nothing would be asked.
+    """
+    if labelling.table.kind == "heuristic":
+        raise ConfigError(
+            "this oracle sends no request",
+            where="[oracle] kind",
+            found=labelling.table.kind,
+            expected="engine or http",
+        )
+    keyless = labelling.without_key()
+    found, oracle, question = _question(keyless, jobs, doc_id)
+    if isinstance(oracle, Sampled):
+        oracle = keyless.oracle(keyless.rubric)
+        question = question._replace(is_redrawn=True)
+    if isinstance(oracle, EngineOracle):
+        return found, oracle.shown(question)
+    http = labelling.table.http
+    assert http is not None
+    assert isinstance(oracle, HttpOracle)
+    request = {"method": "POST", "url": url_of(http)}
+    key = None if http.api_key_env is None else HIDDEN
+    body = json.loads(oracle.request(question))
+    return found, request | {"headers": headers_of(http, key), "body": body}
+
+
+def _question(
+    labelling: Labelling, jobs: Iterable[LabelJob], doc_id: str
+) -> tuple[str, Oracle, Question]:
+    """A document, the oracle that is asked about it, and the question."""
+    retries = labelling.table.max_retries
+    for job in jobs:
+        for documents, _, oracle in labelling.parts(job):
+            if any(row == doc_id for row, _ in documents.rows):
+                return doc_id, oracle, Question(documents.text(doc_id).text)
+            if doc_id:
+                continue
+            asked = open_texts(documents, labelling.ledger(job), oracle, retries, set())
+            for row, text, outcome in asked:
+                return row, oracle, Question(text, outcome.num_refused)
+    raise ConfigError(
+        "this document is not among those to label" if doc_id else "nothing would be asked",
+        found=doc_id or None,
+        do="name a document that is labelled: --show DOC_ID",
+    )
 
 
 def write_requests(labelling: Labelling, jobs: Iterable[LabelJob], path: Path) -> Result:

@@ -210,6 +210,21 @@ class CompletionsDialect(Dialect):
         return final, text, False
 
 
+def url_of(table: HttpOracleTable) -> str:
+    """The URL of the requests to a server."""
+    base, mark, query = table.base_url.partition("?")
+    return f"{base.rstrip('/')}/{DIALECTS[table.api].path}{mark}{query}"
+
+
+def headers_of(table: HttpOracleTable, api_key: str | None) -> dict[str, str]:
+    """The headers of the requests to a server."""
+    headers = {"Content-Type": "application/json", **table.headers}
+    if api_key:
+        prefix = "Bearer " if table.api_key_header == "Authorization" else ""
+        headers[table.api_key_header] = f"{prefix}{api_key}"
+    return headers
+
+
 def without_thoughts(text: str) -> tuple[str, str]:
     """The reasoning that a model wrote before its answer, as `<think>...</think>`, and the answer.
     The opening tag may be missing, because some templates write it into the prompt."""

@@ -161,12 +161,17 @@ class EngineOracle(MeasuredOracle):
                 del running[seq_id]
                 yield answer.index, self._reply(answer)
 
+    def shown(self, question: Question) -> dict[str, Any]:
+        """What the model reads for a question: the `prompt`, its token `ids`, and the settings of
+        the answer. The model is not loaded."""
+        ids, is_truncated = self._prompt.prompt(question.text)
+        prompt = {"prompt": self._prompt.decode(ids), "ids": ids, "is_truncated": is_truncated}
+        return {**prompt, "max_new": self._table.max_new, **_sent(question)}
+
     def _reply(self, answer: _Answer) -> Reply:
-        question = answer.question
         said = {"tokens": answer.tokens, "is_truncated": answer.is_truncated}
-        temperature = RETRY_TEMPERATURE if question.is_drawn else 0
-        sent = {"temperature": temperature, "seed": question.seed()}
-        return Reply(json.dumps(said), sent=sent, tokens_out=len(answer.tokens))
+        num_new = len(answer.tokens)
+        return Reply(json.dumps(said), sent=_sent(answer.question), tokens_out=num_new)
 
     def read(self, reply: Reply) -> OracleResult | None:
         return self._result(reply) if reply.body else None  # empty: erased by a takedown
@@ -199,6 +204,11 @@ def _prompt(
             code="E-CHECKPOINT-SHAPE",
         )
     return JudgePrompt(rubric, max_tokens, table.reasoning)
+
+
+def _sent(question: Question) -> dict[str, Any]:
+    temperature = RETRY_TEMPERATURE if question.is_drawn else 0
+    return {"temperature": temperature, "seed": question.seed()}
 
 
 def model_name(config: ModelConfig) -> str:

@@ -89,6 +89,10 @@ class JudgePrompt:
         head, tail = self._fence(text)
         return [*self.prefix, *head, *ids[:room], *tail, *self.suffix], len(ids) > room
 
+    def decode(self, tokens: list[int]) -> str:
+        """The text of a prompt, with its control tokens."""
+        return encoding().decode(tokens)
+
     def _fence(self, text: str) -> list[list[int]]:
         return [encoding().encode(line, disallowed_special=()) for line in fenced(text)]
 

@@ -33,7 +33,7 @@ from nmoe_core.labels.oracle import (
     Question,
     Reply,
 )
-from nmoe_core.labels.oracles.dialects import DIALECTS, usage_of
+from nmoe_core.labels.oracles.dialects import DIALECTS, headers_of, url_of, usage_of
 from nmoe_core.labels.oracles.harmony import PROMPT_VERSION
 from nmoe_core.labels.oracles.replies import Flow, ServerReply, backoff_s, classify, down, post
 from nmoe_core.labels.scores import Scale
@@ -69,12 +69,8 @@ class HttpOracle(MeasuredOracle):
         self._table = table
         self._dialect = DIALECTS[table.api](table, rubric, extract_embedded)
         self._clean = Redactor(api_key).clean
-        self._headers = {"Content-Type": "application/json", **table.headers}
-        if api_key:
-            prefix = "Bearer " if table.api_key_header == "Authorization" else ""
-            self._headers[table.api_key_header] = f"{prefix}{api_key}"
-        base, mark, query = table.base_url.partition("?")
-        self._url = f"{base.rstrip('/')}/{self._dialect.path}{mark}{query}"
+        self._headers = headers_of(table, api_key)
+        self._url = url_of(table)
         self._rng = random.Random()
         facts: dict[str, Any] = {
             "backend": "http",

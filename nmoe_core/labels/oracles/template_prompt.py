@@ -124,6 +124,10 @@ class TemplatePrompt:
             room = max(0, min(room, len(ids)) - excess)
             read = self._tokenizer.decode(ids[:room]).rstrip("\ufffd")
 
+    def decode(self, tokens: list[int]) -> str:
+        """The text of a prompt, with its control tokens."""
+        return self._tokenizer.decode(tokens)
+
     def _ids(self, document: str) -> list[int]:
         ordinary = self._chat.as_ordinary_text(document)
         return self._chat.encode(f"{self._before}{ordinary}{self._after}")

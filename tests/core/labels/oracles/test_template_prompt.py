@@ -90,6 +90,7 @@ def ask(model: Path, rubric: Rubric, monkeypatch: pytest.MonkeyPatch) -> Callabl
         monkeypatch.setattr(engine, "load_generator", lambda *settings: generator)
         oracle = EngineOracle(model, TABLE, rubric)
         results = dict(oracle.label(map(Question, texts)))
+        assert [oracle.shown(Question(text))["ids"] for text in texts] == generator.prompts
         return [results[i] for i in range(len(texts))], generator.prompts
 
     return asked
