@@ -55,13 +55,15 @@ class EngineOracleTable(ModelTable):
 _OWN_FIELDS = frozenset(
     {"model", "messages", "prompt", "max_tokens", "seed", "reasoning_effort", "stream", "n"}
 )
+_URL = re.compile(r"https?://[^\s@/?#\\]+[^\s@#\\]*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 _OWN_HEADERS = ("authorization", "content-length", "content-type", "host", "transfer-encoding")
 _API_KEY = re.compile(r"(\w+_)?API_KEY|ORACLE_KEY", re.ASCII | re.IGNORECASE)
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host name or an address means this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -72,8 +74,8 @@ class HttpOracleTable(StrictModel):
     """`[oracle.http]`: a server with the OpenAI API. The configuration names the environment
     variable of the API key, never the key."""
 
-    base_url: str = Field(pattern=r"^https?://[!-?A-~]+$")
-    """URL of the server, such as http://127.0.0.1:8000/v1."""
+    base_url: str
+    """URL of the server, such as http://127.0.0.1:8000/v1; a query stays at the end of the URL."""
     model: str = Field(min_length=1)
     """Name of the model on the server."""
     accept_model: tuple[str, ...] = ()
@@ -106,7 +108,14 @@ class HttpOracleTable(StrictModel):
     """Maximum seconds that the server may be overloaded or unreachable. Labelling then stops and
     keeps the finished labels."""
     max_reply_bytes: int = Field(default=8 * 2**20, ge=4096)
-    """Maximum bytes of a reply, including headers; a longer reply counts as failed."""
+    """Maximum bytes of a reply's body, after decompression; a longer reply counts as failed."""
+    proxy: str | None = None
+    """URL of an HTTP proxy, without a login. Default: the proxy that the environment names for
+    base_url (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY), which may have a login; never for this
+    machine. An empty text: no proxy."""
+    ca_file: PathText | None = None
+    """File of certificates, in PEM form, that are accepted beside those of this machine or of
+    SSL_CERT_FILE."""
     extra_body: dict[str, Any] = Field(default_factory=dict)
     """Additional fields of each request, as the server names them. Fields that another key sets are
     refused."""
@@ -128,6 +137,14 @@ class HttpOracleTable(StrictModel):
     max_cost: float | None = Field(default=None, ge=0)
     """Maximum cost of all answers of this oracle, by the tokens that the server counts. Labelling
     is refused if the estimate is higher, and ends when the answers cost more."""
+
+    @field_validator("base_url", "proxy")
+    @classmethod
+    def _is_a_url(cls, url: str | None) -> str | None:
+        if url and not _URL.fullmatch(url):
+            raise ValueError("a URL with http:// or https://, and without a login or spaces")
+        _ = url and urlsplit(url).port  # raises ValueError
+        return url
 
     @field_validator("extra_body")
     @classmethod
@@ -167,7 +184,8 @@ class HttpOracleTable(StrictModel):
     @model_validator(mode="after")
     def _encrypts_the_key(self) -> HttpOracleTable:
         parts = urlsplit(self.base_url)
-        is_readable = parts.scheme == "http" and not _is_loopback(parts.hostname or "")
+        hosts = [parts.hostname, *([urlsplit(self.proxy).hostname] if self.proxy else [])]
+        is_readable = parts.scheme == "http" and not all(is_loopback(host or "") for host in hosts)
         if self.api_key_env is not None and is_readable and not self.allow_key_over_http:
             raise ValueError(
                 "the API key would go to another machine without encryption; use an https:// URL, "

@@ -29,9 +29,10 @@ def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Pat
         from nmoe_core.labels.oracles.http import HttpOracle
 
         assert table.http is not None
-        return HttpOracle(
-            table.http, rubric, _api_key(table.http.api_key_env), table.extract_embedded
-        )
+        http = table.http
+        if http.ca_file is not None:
+            http = http.model_copy(update={"ca_file": str(resolve(http.ca_file))})
+        return HttpOracle(http, rubric, _api_key(http.api_key_env), table.extract_embedded)
     scale = Scale.of(rubric)
     if not scale.with_same_grades(QUALITY):
         raise ConfigError(

@@ -1,45 +1,62 @@
-"""One kept-alive HTTP/1.1 connection that posts one request at a time, for `http`.
+"""Posts requests to one URL, for `http`.
 
-httpcore, the transport of httpx, speaks HTTP and TLS. A connection follows no redirects, stores no
-cookies, decompresses no bodies, and reads neither proxies nor logins from the environment.
+httpx speaks HTTP and TLS, to the server or to a proxy, and decompresses replies. Its transport is
+used without its client, so it follows no redirects, stores no cookies and reads no files of logins.
+Each request has its own connection: on a connection that is kept alive, httpx takes bytes that were
+left after one answer as the next answer, which would label another document.
 """
 
 import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import getproxies, proxy_bypass
 
-import httpcore
+import httpx
 
-_ERRORS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException)
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.quality import is_loopback
+
+_ENCODINGS = ("gzip", "deflate", "identity")
+_HEADERS = {"Accept-Encoding": "gzip, deflate", "Connection": "close"}
 
 
 class Response(NamedTuple):
-    """Status, body, and headers by their lower-case names."""
+    """Status, decompressed body, and headers."""
 
     status: int
     body: bytes
-    headers: dict[bytes, bytes]
+    headers: httpx.Headers
 
 
 class CannotConnectError(OSError):
     """No connection to the server could be made. `is_permanent`: because its certificate is not
-    accepted, or its name does not exist."""
+    accepted, its name does not exist, or a proxy refuses."""
 
     is_permanent = False
 
 
 class ReplyTooLargeError(OSError):
-    """A reply is longer than the limit. The limit counts all received bytes, including headers; the
-    rest was not read."""
+    """The body of a reply is longer than the limit, after decompression. The rest was not read."""
 
 
-class Connection:
-    """Posts to one URL; `timeout_s` is the limit for one request, including connecting.
+class Endpoint:
+    """Posts to one URL.
 
-    `tls` checks the server's certificate if the URL is an https URL.
+    Args:
+        url: The URL; a host name may have letters of any script.
+        headers: Headers of each request.
+        timeout_s: Limit for one request, including connecting.
+        max_reply_bytes: Limit of a reply's body, after decompression.
+        ca_file: File of certificates that are accepted too, beside those of this machine.
+        proxy: URL of a proxy; an empty text for no proxy. By default the environment names the
+            proxy (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY) if the URL is on another machine.
+
+    Raises:
+        ConfigError: The URL, the proxy's URL or the file of certificates cannot be used.
     """
 
     def __init__(
@@ -48,102 +65,96 @@ class Connection:
         headers: Mapping[str, str],
         timeout_s: float,
         max_reply_bytes: int,
-        tls: ssl.SSLContext | None = None,
+        ca_file: Path | None = None,
+        proxy: str | None = None,
     ) -> None:
-        self._url = httpcore.URL(url)
-        self._headers = [("Host", urlsplit(url).netloc), *headers.items()]
-        self.timeout_s = timeout_s
-        self._tls = tls
-        self._network = _Network(max_reply_bytes)
-        self._open: httpcore.AsyncHTTPConnection | None = None
+        try:
+            self._url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ConfigError(str(error), where="[oracle.http] base_url") from error
+        self._headers = {**_HEADERS, **headers}
+        self._timeout_s = timeout_s
+        self._max_reply_bytes = max_reply_bytes
+        self._tls = ssl.create_default_context()
+        if ca_file is not None:
+            try:
+                self._tls.load_verify_locations(ca_file)
+            except OSError as error:
+                raise ConfigError(
+                    "no certificates can be read",
+                    where=ca_file,
+                    found=error.strerror or str(error),
+                    expected="a file of certificates in PEM form",
+                    do="correct [oracle.http] ca_file",
+                ) from error
+        self._proxy = _proxy(self._url, proxy, self._tls)
 
     async def post(self, body: bytes) -> Response:
-        """The response to one request; a connection is opened if there is none.
-
-        The server may close a kept-alive connection while a request is being sent. So if a
-        connection is lost before any byte of the response, the request is sent once more, on a new
-        connection.
+        """The response to one request.
 
         Raises:
             CannotConnectError: No connection can be made.
             TimeoutError, ReplyTooLargeError: The time limit or the size limit was exceeded.
             OSError: The connection was lost, or the bytes received are not HTTP.
         """
-        network = self._network
-        async with asyncio.timeout(self.timeout_s):
-            while True:
-                connection = self._open
-                if connection is None or not connection.is_idle() or connection.has_expired():
-                    await self.close()
-                    connection = httpcore.AsyncHTTPConnection(
-                        self._url.origin, self._tls, network_backend=network
-                    )
-                network.num_received = 0
-                is_new = connection is not self._open
-                self._open = connection
-                try:
-                    response = await connection.request(
-                        "POST", self._url, headers=self._headers, content=body
-                    )
-                except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                    raise _cannot_connect(error) from error
-                except _ERRORS as error:
-                    if is_new or network.num_received:
-                        raise ConnectionError(*error.args) from error
-                    continue
-                if network.num_received:
-                    headers = {name.lower(): value for name, value in response.headers}
-                    return Response(response.status, response.content, headers)
-                # Bytes were received after the last response, so they do not belong to a request.
-                await self.close()
+        request = httpx.Request("POST", self._url, headers=self._headers, content=body)
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                httpx.AsyncHTTPTransport(verify=self._tls, proxy=self._proxy) as transport,
+            ):
+                response = await transport.handle_async_request(request)
+                content = await self._content(response)
+                return Response(response.status_code, content, response.headers)
+        except (httpx.ConnectError, httpx.ProxyError) as error:
+            raise self._cannot_connect(error) from error
+        except httpx.HTTPError as error:
+            raise ConnectionError(str(error)) from error
 
-    async def close(self) -> None:
-        """Close at once; `post` opens a new connection."""
-        if self._open is not None:
-            await self._open.aclose()
-            self._open = None
+    async def _content(self, response: httpx.Response) -> bytes:
+        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        # httpx decompresses 64 KiB at once. Other encodings than these have no limit to what such a
+        # piece may become.
+        if encoding not in _ENCODINGS:
+            raise ConnectionError(f"the reply has an encoding that nobody asked for: {encoding}")
+        content = bytearray()
+        async for piece in response.aiter_bytes():
+            content += piece
+            if len(content) > self._max_reply_bytes:
+                limit = f"{self._max_reply_bytes} bytes (max_reply_bytes)"
+                raise ReplyTooLargeError(f"the reply is longer than {limit}")
+        return bytes(content)
 
-
-def _cannot_connect(error: BaseException) -> CannotConnectError:
-    found = CannotConnectError(*error.args)
-    cause: BaseException | None = error
-    while cause is not None:
-        is_unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
-        found.is_permanent |= is_unknown or isinstance(cause, ssl.SSLCertVerificationError)
-        cause = cause.__cause__ or cause.__context__
-    return found
+    def _cannot_connect(self, error: httpx.TransportError) -> CannotConnectError:
+        through = f"through the proxy {self._proxy.url.netloc.decode()}: " if self._proxy else ""
+        found = CannotConnectError(f"{through}{error}")
+        # A proxy's refusal begins with its status.
+        found.is_permanent = isinstance(error, httpx.ProxyError) and str(error).startswith("4")
+        cause: BaseException | None = error
+        while cause is not None:
+            is_unknown = isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME
+            found.is_permanent |= is_unknown or isinstance(cause, ssl.SSLCertVerificationError)
+            cause = cause.__cause__ or cause.__context__
+        return found
 
 
-class _Network(httpcore.AsyncNetworkBackend):
-    """Opens connections, and counts the bytes that they receive."""
-
-    def __init__(self, max_reply_bytes: int) -> None:
-        self._backend: Any = httpcore.AnyIOBackend()
-        self._max_reply_bytes = max_reply_bytes
-        self.num_received = 0  # since the last request
-
-    def count(self, num_bytes: int) -> None:
-        self.num_received += num_bytes
-        if self.num_received > self._max_reply_bytes:
-            limit = f"the reply is longer than {self._max_reply_bytes} bytes (max_reply_bytes)"
-            raise ReplyTooLargeError(limit)
-
-    async def connect_tcp(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        return _Stream(await self._backend.connect_tcp(*args, **options), self)
-
-
-class _Stream(httpcore.AsyncNetworkStream):
-    def __init__(self, stream: httpcore.AsyncNetworkStream, network: _Network) -> None:
-        self._stream = stream
-        self._network = network
-        self.write = stream.write
-        self.aclose = stream.aclose
-        self.get_extra_info = stream.get_extra_info
-
-    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        received = await self._stream.read(max_bytes, timeout)
-        self._network.count(len(received))
-        return received
-
-    async def start_tls(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        return _Stream(await self._stream.start_tls(*args, **options), self._network)
+def _proxy(url: httpx.URL, proxy: str | None, tls: ssl.SSLContext) -> httpx.Proxy | None:
+    if proxy is None:
+        host = url.raw_host.decode()
+        if is_loopback(host) or proxy_bypass(url.netloc.decode()):
+            return None
+        named = getproxies()
+        proxy = named.get(url.scheme) or named.get("all")
+    if not proxy:
+        return None
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    is_https = proxy.startswith("https:")
+    if is_https or proxy.startswith("http:"):
+        with suppress(httpx.InvalidURL):
+            return httpx.Proxy(proxy, ssl_context=tls if is_https else None)
+    # The message does not show the URL, because it may hold a password.
+    raise ConfigError(
+        "the URL of the proxy cannot be used",
+        where="[oracle.http] proxy, or the variable HTTPS_PROXY, HTTP_PROXY or ALL_PROXY",
+        expected="http://host:port or https://host:port",
+    )

@@ -1,10 +1,9 @@
 """The `http` oracle: any server that speaks OpenAI's protocol (vLLM, SGLang, llama-server, Ollama).
 
-A connection sends its next request after it has received the last answer; answers arrive in any
-order. The server is told the JSON schema of the answer, but the answer is always checked here,
-because some servers ignore schemas silently. `replies` lists the effect of each reply. Messages and
-records never contain the API key. Before an error ends a run, the run waits for the answers to open
-requests, because they cost money.
+Answers arrive in any order. The server is told the JSON schema of the answer, but the answer is
+always checked here, because some servers ignore schemas silently. `replies` lists the effect of
+each reply. Messages and records never contain the API key. Before an error ends a run, the run
+waits for the answers to open requests, because they cost money.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import json
 import math
 import random
 import re
-import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError, LabelError
@@ -40,7 +39,7 @@ from nmoe_core.labels.scores import Scale
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
-    from nmoe_core.labels.oracles.connection import Connection
+    from nmoe_core.labels.oracles.connection import Endpoint
 
 # If so many documents fail one after another, without an answer in between, the fault is the
 # server's.
@@ -71,6 +70,7 @@ class HttpOracle(MeasuredOracle):
         self._clean = Redactor(api_key).clean
         self._headers = headers_of(table, api_key)
         self._url = url_of(table)
+        self._address = self._url.partition("?")[0]  # a query may hold a key
         self._rng = random.Random()
         facts: dict[str, Any] = {
             "backend": "http",
@@ -102,8 +102,8 @@ class HttpOracle(MeasuredOracle):
         """
         table = self._table
         flow = Flow(table.concurrency, table.max_outage_s, self._rng)
-        ask = functools.partial(self._ask, flow, keep)
-        requests = _Requests(ask, flow, self._connections(), enumerate(questions))
+        ask = functools.partial(self._ask, flow, keep, self._endpoint())
+        requests = _Requests(ask, flow, table.concurrency, enumerate(questions))
         loop = asyncio.new_event_loop()
         try:
             while batch := loop.run_until_complete(requests.next_results()):
@@ -112,23 +112,20 @@ class HttpOracle(MeasuredOracle):
             loop.run_until_complete(requests.close())
             loop.close()
 
-    def _connections(self) -> list[Connection]:
-        """One connection per concurrent request; a connection is opened when it is first used."""
+    def _endpoint(self) -> Endpoint:
         try:
-            from nmoe_core.labels.oracles.connection import Connection
+            from nmoe_core.labels.oracles.connection import Endpoint
         except ImportError as error:
             raise ConfigError(
-                "httpcore is not installed", do="pip install 'nmoe-data[oracle]'"
+                "httpx is not installed", do="pip install 'nmoe-data[oracle]'"
             ) from error
         table = self._table
-        tls = ssl.create_default_context() if self._url.startswith("https:") else None
         limits = (table.timeout_s, table.max_reply_bytes)
-        return [
-            Connection(self._url, self._headers, *limits, tls) for _ in range(table.concurrency)
-        ]
+        ca_file = Path(table.ca_file) if table.ca_file else None
+        return Endpoint(self._url, self._headers, *limits, ca_file, table.proxy)
 
     async def _ask(
-        self, flow: Flow, keep: Keep | None, connection: Connection, i: int, question: Question
+        self, flow: Flow, keep: Keep | None, endpoint: Endpoint, i: int, question: Question
     ) -> Outcome:
         """The outcome for question number `i`, after all allowed tries."""
         table = self._table
@@ -138,7 +135,7 @@ class HttpOracle(MeasuredOracle):
         while True:
             await flow.enter()
             try:
-                reply = await post(connection, body)
+                reply = await post(endpoint, body)
             finally:
                 flow.leave()
             if keep is not None and (reply.status or reply.kind == "failure"):
@@ -185,7 +182,7 @@ class HttpOracle(MeasuredOracle):
         return Reply(
             self._clean(text, self._table.max_reply_bytes),
             reply.status,
-            {"url": self._url.partition("?")[0], **sent},
+            {"url": self._address, **sent},
             self._served(reply.value),
             self.max_new,
             tokens_in,
@@ -236,14 +233,14 @@ class HttpOracle(MeasuredOracle):
         if reply.reason == "timeout":
             found = f"timeout ({self._table.timeout_s:g} s, {flow.most_at_once} requests at once)"
             do = "lower [oracle.http] concurrency, or raise timeout_s"
-        return down(self._url, found, expected, do)
+        return down(self._address, found, expected, do)
 
     def _check_model(self, value: dict[str, Any]) -> None:
         if self._is_of_model(value.get("model")):
             return
         raise LabelError(
             "another model answered",
-            where=self._url,
+            where=self._address,
             found=self._clean(str(value.get("model")), 200),
             expected=self._table.model,
             do="set model to the name that the server returns; if both names mean the same model, "
@@ -261,9 +258,11 @@ class HttpOracle(MeasuredOracle):
     def _refused(self, reply: ServerReply) -> LabelError:
         do = "check base_url, the model's name and the key's environment variable"
         if "CERTIFICATE" in reply.reason:
-            do = "name the file of the server's certificates in the variable SSL_CERT_FILE"
+            do = "name the file of the server's certificates in [oracle.http] ca_file"
         if reply.status == 429:
             do = "the account has no credit left: add credit, and run again"
+        if 300 <= reply.status < 400:
+            do = "requests follow no redirect: set base_url to the server that answers"
         if reply.status in (404, 405):
             other = "completions" if self._table.api == "chat" else "chat"
             do += f'; if the server only supports the other form of the API, set api = "{other}"'
@@ -272,7 +271,7 @@ class HttpOracle(MeasuredOracle):
             found += f": {self._clean(reply.text, 200)!r}"
         return LabelError(
             "the oracle's server refuses" if reply.status else "the oracle's server is not there",
-            where=self._url,
+            where=self._address,
             found=found,
             expected="200" if reply.status else "a connection",
             do=do,
@@ -281,19 +280,18 @@ class HttpOracle(MeasuredOracle):
 
 
 class _Requests:
-    """The requests of one run: one worker per connection, which sends one question after
-    another."""
+    """The requests of one run: workers that each send one question after another."""
 
     def __init__(
         self,
-        ask: Callable[[Connection, int, Question], Awaitable[Outcome]],
+        ask: Callable[[int, Question], Awaitable[Outcome]],
         flow: Flow,
-        connections: list[Connection],
+        concurrency: int,
         questions: Iterator[tuple[int, Question]],
     ) -> None:
         self._ask = ask
         self._flow = flow
-        self._idle = connections
+        self._num_idle = concurrency
         self._questions = questions
         self._workers: set[asyncio.Task[None]] = set()
         self._results: list[Result] = []
@@ -310,8 +308,9 @@ class _Requests:
         If a worker fails, or too many documents fail in a row, raises the error after open requests
         have ended and all earlier results have been returned.
         """
-        while self._idle:
-            worker = asyncio.get_running_loop().create_task(self._work(self._idle.pop()))
+        while self._num_idle:
+            self._num_idle -= 1
+            worker = asyncio.get_running_loop().create_task(self._work())
             self._workers.add(worker)
             worker.add_done_callback(self._end)
         while not self._results and self._workers and self._error is None:
@@ -336,14 +335,11 @@ class _Requests:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
 
-    async def _work(self, connection: Connection) -> None:
-        try:
-            while (item := self._next()) is not None:
-                self._settle(*item, *await self._ask(connection, *item))
-                if self._error is not None:
-                    return
-        finally:
-            await connection.close()
+    async def _work(self) -> None:
+        while (item := self._next()) is not None:
+            self._settle(*item, *await self._ask(*item))
+            if self._error is not None:
+                return
 
     def _end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)

@@ -35,7 +35,7 @@ from nmoe_core.base.jsonl import parse_object
 from nmoe_core.base.progress import LOGGER, time_left
 
 if TYPE_CHECKING:
-    from nmoe_core.labels.oracles.connection import Connection
+    from nmoe_core.labels.oracles.connection import Endpoint
 
 _log = logging.getLogger(LOGGER)
 FIRST_PAUSE_S = 0.5
@@ -67,12 +67,12 @@ class ServerReply:
     retry_after_s: float = 0.0
 
 
-async def post(connection: Connection, body: bytes) -> ServerReply:
+async def post(endpoint: Endpoint, body: bytes) -> ServerReply:
     """Send one request; a connection error is returned as a reply with status 0."""
     from nmoe_core.labels.oracles.connection import CannotConnectError, ReplyTooLargeError
 
     try:
-        status, payload, headers = await connection.post(body)
+        status, payload, headers = await endpoint.post(body)
     except CannotConnectError as error:
         kind = "refused" if error.is_permanent else "overloaded"
         return ServerReply(kind, f"cannot connect: {error}")
@@ -82,9 +82,12 @@ async def post(connection: Connection, body: bytes) -> ServerReply:
         return ServerReply("failure", "reply_too_large", str(error))
     except OSError as error:
         return ServerReply("failure", "connection_lost", str(error))
-    named = (headers.get(key, b"").decode("latin-1") for key in (b"retry-after", b"date"))
+    wait_s = retry_after_s(headers.get("Retry-After", ""), headers.get("Date", ""))
     # Some servers begin a reply with a byte order mark, or cut a character.
-    return classify(status, payload.decode("utf-8-sig", "replace"), retry_after_s(*named))
+    text = payload.decode("utf-8-sig", "replace")
+    if 300 <= status < 400:  # a query may hold a key
+        text = f"redirect to {headers.get('Location', '').partition('?')[0]}\n{text}"
+    return classify(status, text, wait_s)
 
 
 def classify(status: int, text: str, wait_s: float = 0.0) -> ServerReply:

@@ -1,6 +1,7 @@
 """A server on loopback that talks to each client as a test tells it to."""
 
 import asyncio
+import ssl
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -31,8 +32,9 @@ Talk = Callable[[Client], Awaitable[None]]
 class Loopback:
     """Runs `talk` once per connection, in a thread of its own, until `close`."""
 
-    def __init__(self, talk: Talk, port: int = 0) -> None:
+    def __init__(self, talk: Talk, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self._talk_to, self._wanted_port, self._count = talk, port, 0
+        self._tls = tls
         self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
@@ -52,7 +54,8 @@ class Loopback:
 
     async def _main(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", self._wanted_port)
+        place = ("127.0.0.1", self._wanted_port)
+        server = await asyncio.start_server(self._accept, *place, ssl=self._tls)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()

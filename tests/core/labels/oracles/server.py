@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import struct
 import time
 from collections import Counter
@@ -90,7 +91,7 @@ class JudgeServer(Loopback):
     Oracles that ask it are made by `oracle`, from a table of patient settings.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.behave: Behaviour = answers
         self.asked: Counter[str] = Counter()
         self.requests: list[dict[str, Any]] = []
@@ -98,7 +99,7 @@ class JudgeServer(Loopback):
         self.paths: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         self.most_at_once = self.at_once = 0
-        super().__init__(self._talk, port)
+        super().__init__(self._talk, port, tls)
 
     def table(self, **more: Any) -> HttpOracleTable:
         settings = {"base_url": self.url, "timeout_s": 60.0, "max_outage_s": 60.0, "concurrency": 8}

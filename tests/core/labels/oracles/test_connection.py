@@ -1,27 +1,21 @@
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import closing, suppress
 from typing import Any
 
 import pytest
 
-from nmoe_core.labels.oracles.connection import Connection
+from nmoe_core.labels.oracles.connection import Endpoint
 from tests.core.labels.oracles.loopback import Client, Loopback, Talk
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n"
 
 
-def with_server(talk: Talk, use: Callable[[Connection], Awaitable[Any]]) -> Any:
-    """Run `use` on a connection to a server that talks so to each client."""
+def with_server(talk: Talk, use: Callable[[Endpoint], Awaitable[Any]]) -> Any:
+    """Run `use` on a server that talks so to each client."""
 
     async def main(url: str) -> Any:
-        headers = {"Authorization": "Bearer k"}
-        connection = Connection(f"{url}/x?a=1", headers, timeout_s=60.0, max_reply_bytes=2**20)
-        try:
-            return await use(connection)
-        finally:
-            await connection.close()
+        return await use(Endpoint(f"{url}/x?a=1", {}, timeout_s=60.0, max_reply_bytes=2**20))
 
     with closing(Loopback(talk)) as server:
         return asyncio.run(main(server.url))
@@ -36,7 +30,7 @@ def post_one(*parts: bytes) -> Any:
             await client.send(part)
             await asyncio.sleep(0.002)
 
-    return with_server(talk, lambda connection: connection.post(b"{}"))
+    return with_server(talk, lambda endpoint: endpoint.post(b"{}"))
 
 
 FORMS = {
@@ -80,67 +74,6 @@ def test_a_response_that_is_not_whole_is_an_error_with_its_reason(sent: bytes, r
         post_one(*([sent] if sent else []))
 
 
-def test_a_connection_is_kept_and_a_lost_request_is_sent_once_more() -> None:
-    seen: list[tuple[int, bytes]] = []
-
-    async def talk(client: Client) -> None:
-        while True:
-            head, body = await client.request()
-            assert head.startswith(b"POST /v1/x?a=1 HTTP/1.1\r\n")
-            assert b"\r\nAuthorization: Bearer k\r\n" in head
-            seen.append((client.nth, body))
-            if body == b"slow":
-                await asyncio.sleep(600)
-            if body == b"begun":
-                client.writer.write(b"HTTP/1.1 2")
-            if body in (b"begun", b"lost") or (client.nth, body) == (0, b"once"):
-                break
-            closes = b"OK\r\nConnection: close\r\n" if body == b"closes" else b"OK\r\n"
-            client.writer.write(OK.replace(b"OK\r\n", closes) + b"1")
-            if body == b"closes":
-                await asyncio.sleep(0.2)
-            if body == b"leaves":
-                break
-
-    async def use(connection: Connection) -> None:
-        for body, error in (
-            *((b"a", None), (b"once", None)),
-            *((b"slow", TimeoutError), (b"b", None)),
-            *((b"begun", ConnectionError), (b"c", None)),
-            *((b"closes", None), (b"leaves", None), (b"d", None)),
-            (b"lost", ConnectionError),
-        ):
-            connection.timeout_s = 0.1 if error is TimeoutError else 60.0
-            if error is None:
-                assert (await connection.post(body)).body == b"1"
-                await asyncio.sleep(0.01)
-            else:
-                with pytest.raises(error):
-                    await connection.post(body)
-
-    with_server(talk, use)
-    expected = [(0, b"a"), (0, b"once"), (1, b"once"), (1, b"slow"), (2, b"b"), (2, b"begun")]
-    expected += [(3, b"c"), (3, b"closes"), (4, b"leaves"), (5, b"d"), (5, b"lost"), (6, b"lost")]
-    assert seen == expected
-
-
-def test_a_late_answer_to_an_abandoned_request_is_not_the_next_ones() -> None:
-    async def talk(client: Client) -> None:
-        while True:
-            _, body = await client.request()
-            await asyncio.sleep(0.1 if body == b"s" else 0)
-            client.writer.write(OK + body)
-
-    async def use(connection: Connection) -> bytes:
-        task = asyncio.create_task(connection.post(b"s"))
-        await asyncio.sleep(0.02)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        return (await connection.post(b"n")).body
-
-    assert with_server(talk, use) == b"n"
-
-
 @pytest.mark.parametrize("pause_s", [0.0, 0.02])
 @pytest.mark.parametrize("stray", [OK + b"!", b"HTTP/1.1 200 OK\r\nContent-Le", b"stray"])
 def test_stray_bytes_are_no_part_of_the_next_answer(stray: bytes, pause_s: float) -> None:
@@ -151,29 +84,12 @@ def test_stray_bytes_are_no_part_of_the_next_answer(stray: bytes, pause_s: float
                 client.writer.write(piece)
                 await asyncio.sleep(pause_s)
 
-    async def use(connection: Connection) -> list[bytes]:
+    async def use(endpoint: Endpoint) -> list[bytes]:
         bodies = []
         while len(bodies) < 3:
             with suppress(ConnectionError):  # a failed try: labelling asks again
-                bodies.append((await connection.post(b"%d" % len(bodies))).body)
+                bodies.append((await endpoint.post(b"%d" % len(bodies))).body)
             await asyncio.sleep(2 * pause_s)
         return bodies
 
     assert with_server(talk, use) == [b"0", b"1", b"2"]
-
-
-def test_bytes_that_wait_in_the_socket_while_the_loop_is_blocked_are_no_answer() -> None:
-    writers: list[asyncio.StreamWriter] = []
-
-    async def talk(client: Client) -> None:
-        writers.append(client.writer)
-        while True:
-            client.writer.write(OK + (await client.request())[1])
-
-    async def use(connection: Connection) -> bytes:
-        await connection.post(b"a")
-        os.write(writers[0].get_extra_info("socket").fileno(), OK + b"!")
-        return (await connection.post(b"b")).body
-
-    assert with_server(talk, use) == b"b"
-    assert len(writers) == 2

@@ -74,7 +74,7 @@ ERRORS: dict[str, dict[str, Any]] = {
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     # name: (the reply, the reason of a document that always gets it, if it is a failure)
     **{name: (reply, "error_reply") for name, reply in ERRORS.items()},
-    "reset": ({"resets": True}, ""),  # a request lost like this is sent twice in one try
+    "reset": ({"resets": True}, "connection_lost"),
     "reset in the body": ({"resets": True, "body": b"x" * 5000}, "connection_lost"),
     "slow": ({"after_s": NEVER_S}, "timeout"),
     "408": ({"status": 408}, "http_408"),
@@ -488,12 +488,11 @@ FLOODS = {
     "chunks": (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"8\r\nxxxxxxxx\r\n" * 5000),
     "headers": (OK, b"X-A: yyyyyyyyyyyyyyyyyyyyyyyy\r\n" * 2000),
     "one header": (OK + b"X-A: ", b"y" * 65536),
-    "announcements": (b"", b"HTTP/1.1 100 Continue\r\nX: y\r\n\r\n" * 2000),
 }  # fmt: skip
 
 
 # The parser of these is slow, and takes seconds for a megabyte.
-SLOW_FLOODS = ("chunks", "announcements")
+SLOW_FLOODS = ("chunks",)
 TRIED_FLOODS = [
     pytest.param(flood, marks=[pytest.mark.long] * (flood in SLOW_FLOODS)) for flood in FLOODS
 ]
