@@ -12,6 +12,7 @@ from typing import Any
 
 from loader.plan.tables import PROJECT_FILE as PROJECT_FILE
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.cache import checkpoint_dir
 from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import Key, run_keys, setting
@@ -88,7 +89,11 @@ def run_of(
         settings |= defaults or {}
     for name, key in arguments.keys.items():
         if (value := getattr(arguments, name)) is not None:
-            settings[key] = str(Path.cwd() / value) if isinstance(value, Path) else value
+            if isinstance(value, Path):
+                is_checkpoint = key.endswith(".checkpoint")
+                here = Path.cwd()
+                value = str(checkpoint_dir(here, str(value)) if is_checkpoint else here / value)
+            settings[key] = value
     settings |= more or {}
     settings |= dict(map(setting, arguments.settings))
     given = {root: getattr(arguments, name) for name, root in arguments.roots.items()}

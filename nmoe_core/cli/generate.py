@@ -14,6 +14,8 @@ from nmoe_core.base.settings import ExpertChoice
 from nmoe_core.base.strict import validate
 from nmoe_core.cli.flags import add_earlier_flags, default_dtype
 from nmoe_core.cli.output import add_verb
+from nmoe_core.config.cache import checkpoint_dir
+from nmoe_core.tasks.backbone import require_checkpoint
 from nmoe_core.tasks.generate.completions import complete_file
 from nmoe_core.tasks.generate.prompts import Prompts, Settings
 
@@ -36,7 +38,8 @@ def register(verbs: Any) -> None:
         required=True,
         help="JSON lines file to which completions are appended",
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
+    text = "directory of the weights, or smollm2"
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help=text)
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="prompts I, I+N, I+2N, ...")
     parser.add_argument("--max-tokens", type=int, default=256, help="new tokens per prompt")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: most likely token")
@@ -100,6 +103,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from nmoe_core.engine.weights.weight_files import end_ids
 
     shard = Shard.parse(arguments.shard)
+    arguments.checkpoint = checkpoint_dir(Path(), str(arguments.checkpoint))
+    require_checkpoint(arguments.checkpoint)
     prompts = Prompts(
         arguments.prompts,
         shard,

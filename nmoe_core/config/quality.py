@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 
 from nmoe_core.base.settings import ExpertChoice, TargetBy, TargetUnit
 from nmoe_core.base.strict import StrictModel
+from nmoe_core.config.cache import FETCHED
 from nmoe_core.config.tables import PathText
 
 
@@ -23,7 +24,7 @@ class ModelTable(StrictModel):
     """A checkpoint, and how this machine runs the checkpoint."""
 
     checkpoint: PathText | None = None
-    """Directory of the weights."""
+    """Directory of the weights, or `smollm2`, which `nmoe fetch` gets at the first use."""
     device: str = "cpu"
     """Device of the model. Default: cpu; without a configuration file, a GPU if there is one.
     `cuda` without a number gives each process the GPU that the fewest processes use."""
@@ -250,6 +251,12 @@ class BackboneTable(ModelTable):
     """Architecture of the `tiny` model; a checkpoint names its own."""
     seed: int = 0
     """Seed of the weights of the `tiny` model."""
+
+    @model_validator(mode="after")
+    def _is_one_model(self) -> BackboneTable:
+        if self.kind == "tiny" and self.checkpoint in FETCHED:
+            raise ValueError(f'kind = "tiny" makes random weights, not {self.checkpoint}')
+        return self
 
 
 class ProbeTable(StrictModel):

@@ -26,6 +26,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
 from nmoe_core.config.attributes import AttributesTable, ContaminationTable, DuplicatesTable
+from nmoe_core.config.cache import checkpoint_dir
 from nmoe_core.config.operations import AutomationTable, ChecksTable, PublishTable, RetentionTable
 from nmoe_core.config.quality import (
     BackboneTable,
@@ -134,7 +135,7 @@ class Run:
                 )
         moved = {"data": self.loader.data_root, **(roots or {})}
         if (checkpoint := self.config.backbone.checkpoint) is not None:
-            moved = {"checkpoint": self.resolve(checkpoint), **moved}
+            moved = {"checkpoint": checkpoint_dir(self.base, checkpoint), **moved}
         self.tree = Tree.below(self._root(), **{k: v for k, v in moved.items() if v is not None})
 
     def _checked(self, table: Mapping[str, Any], where: Path) -> tuple[RunConfig, RunSettings]:

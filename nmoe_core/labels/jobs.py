@@ -101,7 +101,7 @@ class Labelling:
     def oracle(self, rubric: Rubric) -> Oracle:
         """The oracle for a rubric, opened once per rubric. Raises as `make_oracle`."""
         if rubric not in self._oracles:
-            self._oracles[rubric] = make_oracle(self.table, rubric, self.base.joinpath)
+            self._oracles[rubric] = make_oracle(self.table, rubric, self.base)
         return self._oracles[rubric]
 
     def without_key(self) -> "Labelling":

@@ -10,6 +10,7 @@ from loader.files.format import MANIFEST_NAME, read_json_object
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
+from nmoe_core.config.cache import checkpoint_dir, fetched_name
 from nmoe_core.config.run import Run
 from nmoe_core.engine.weights.families import RECIPE_KEY
 from nmoe_core.text.models import ModelIds, model_ids
@@ -30,8 +31,8 @@ def backbone_kind(run: Run) -> str:
 
 
 def make_backbone(run: Run) -> Result:
-    """Make the tiny checkpoint if the run has `kind = "tiny"`; return the checkpoint's digest.
-    Raises CheckpointError if the checkpoint is missing or unreadable."""
+    """Make the tiny checkpoint if the run has `kind = "tiny"`, or fetch a named one; return the
+    checkpoint's digest. Raises CheckpointError if the checkpoint is missing or unreadable."""
     from nmoe_core.engine.weights.checkpoint import open_checkpoint
     from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
     from nmoe_core.engine.weights.weight_files import checkpoint_digest
@@ -40,6 +41,7 @@ def make_backbone(run: Run) -> Result:
     path = run.tree.checkpoint
     if table.kind == "tiny":
         make_tiny_checkpoint(path, family=table.family, seed=table.seed, num_layers=_TINY_LAYERS)
+    require_checkpoint(path)
     with open_checkpoint(path) as checkpoint:
         config = checkpoint.config
     is_tiny = backbone_kind(run) == "tiny"
@@ -73,7 +75,7 @@ def ids_for_model(run: Run) -> ModelIds | None:
             (E-HEAD-TOKENIZER).
     """
     path = run.tree.checkpoint
-    _require(path)
+    require_checkpoint(path)
     from nmoe_core.curate.topics.embed import table_shape
 
     is_random = backbone_kind(run) == "tiny"
@@ -93,7 +95,7 @@ def load_backbone(run: Run) -> Transformer:
 
     table = run.config.backbone
     path = run.tree.checkpoint
-    _require(path)
+    require_checkpoint(path)
     return _loaded(path, checkpoint_digest(path), table.device, table.dtype, table.moe_backend)
 
 
@@ -103,12 +105,17 @@ def require_checkpoints(run: Run) -> None:
     documents."""
     oracle = run.config.oracle
     if oracle.kind == "engine" and oracle.engine.checkpoint is not None:
-        _require(run.resolve(oracle.engine.checkpoint))
+        require_checkpoint(checkpoint_dir(run.base, oracle.engine.checkpoint))
     if run.config.backbone.kind == "checkpoint":
         ids_for_model(run)
 
 
-def _require(path: Path) -> None:
+def require_checkpoint(path: Path) -> None:
+    """Fetch the checkpoint if it is named; raise CheckpointError if it is missing."""
+    if (name := fetched_name(path)) is not None:
+        from nmoe_core.engine.weights.fetch.get import fetch
+
+        fetch(name)
     if not path.is_dir():
         raise CheckpointError(
             "no checkpoint at this path",

@@ -13,11 +13,11 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from loader.files.addresses import local_path
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_bytes, write_json
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import read_sealed, seal_summary
+from nmoe_core.config.cache import cache_dir
 
 CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 _LOG = logging.getLogger(__name__)
@@ -44,13 +44,6 @@ CARRIED = {
         "9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
     ),
 }
-
-
-def cache_dir() -> Path:
-    """This project's cache: `NMOE_CACHE_DIR`, else `nmoe` under the user's cache directory."""
-    if named := os.environ.get("NMOE_CACHE_DIR"):
-        return local_path(named, "NMOE_CACHE_DIR")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmoe"
 
 
 def keep(name: str, value: dict[str, Any]) -> None:

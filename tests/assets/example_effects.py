@@ -219,6 +219,8 @@ _MODEL_OF_HUB = "it needs the weights of a published model"
 _SERVER = "the oracle of the project is no server; test_batch.py tries them"
 # Examples that are only parsed, and why.
 LISTED = {
+    "nmoe fetch smollm2": "it asks the package index",
+    "nmoe fetch HuggingFaceTB/SmolLM2-360M models/smollm2-360m": _MODEL_OF_HUB,
     "nmoe ui --port 3100": "a server that runs until it is interrupted",
     "nmoe embed --source web": _STATES,
     "nmoe perplexity": _STATES,

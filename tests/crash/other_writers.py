@@ -15,9 +15,10 @@ from loader.plan.remote import fetch_plan
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.prep.versions import list_versions
+from tests.core.engine.gguf_files import write_model
 from tests.crash.project import nmoe, rows_of, run_task
 from tests.crash.writers import Writer, grades, shards, tree_of, whole_shards
-from tests.project import json_lines, read_rows
+from tests.project import contents, json_lines, read_rows
 
 _MANIFEST = "out/data/web/train/manifest.json"
 
@@ -220,6 +221,16 @@ def _weights(project: Path) -> object:
     return [sha256_file(path) for path in sorted((project / "tiny").glob("*.safetensors"))]
 
 
+def _fetch(project: Path) -> int:
+    return nmoe("fetch", project / "small.gguf", project / "fetched")
+
+
+def _fetched(project: Path) -> object:
+    if not (project / "fetched").is_dir():
+        raise FormatError("no checkpoint", where=project)
+    return sorted(contents(project / "fetched").items())
+
+
 def _report(project: Path) -> int:
     return nmoe("report --html", project / "r" / "a.html", "--config", project / "run.toml")
 
@@ -284,6 +295,9 @@ OTHER_WRITERS = {
         is_heavy=True,
     ),
     "make-tiny-checkpoint": Writer(_tiny, _one("w", _weights), _other_seed, True, is_heavy=True),
+    "fetch": Writer(
+        _fetch, _one("model", _fetched), lambda p: write_model(p / "small.gguf"), is_heavy=True
+    ),
     "report --html": Writer(
         _report,
         _one("page", lambda project: (project / "r" / "a.html").exists()),

@@ -99,6 +99,10 @@ _BY_WRITER = {
         "nmoe_core.tasks.generate.completions:_Completer.resume",
         "nmoe_core.tasks.generate.completions:complete_file",
     ),
+    "fetch": (
+        "nmoe_core.engine.weights.fetch.convert:convert_gguf",
+        "nmoe_core.engine.weights.fetch.get:_made",
+    ),
     "make-tiny-checkpoint": ("nmoe_core.engine.weights.tiny:_write",),
     "report --html": (
         "nmoe_core.report.plots.kept:kept_picture",
@@ -174,6 +178,12 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.text.harmony:encoding",
         "nmoe_core.text.vocabulary:ensure_vocabulary",
         "nmoe_core.text.vocabulary:keep",
+    ),
+    "test_a_model_is_downloaded_once_and_its_licence_is_kept": (
+        "nmoe_core.engine.weights.fetch.get:_from_wheel",
+    ),
+    "test_a_repository_of_the_hub_is_copied_to_a_directory_once": (
+        "nmoe_core.engine.weights.fetch.get:_copy_of_hub",
     ),
     "test_a_partition_is_rebuilt_to_the_same_bytes_without_touching_its_directory_by_hand": (
         "nmoe_core.tasks.graph.records:forget",

@@ -10,6 +10,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "nmoe run": ("nmoe run", "nmoe run train_heads grade curate --set calibration.target_keep=0.3"),
     "nmoe ui": ("nmoe ui --port 3100",),
+    "nmoe fetch": (
+        "nmoe fetch smollm2",
+        "nmoe fetch HuggingFaceTB/SmolLM2-360M models/smollm2-360m",
+    ),
     "nmoe make-tiny-checkpoint": ("nmoe make-tiny-checkpoint tiny --family llama",),
     "nmoe completion": ("nmoe completion bash > ~/.local/share/bash-completion/completions/nmoe",),
     "nmoe prep-mixture": ("nmoe prep-mixture --dry-run", "nmoe prep-mixture --workers 8"),

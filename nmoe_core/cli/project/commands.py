@@ -1,5 +1,4 @@
-"""`nmoe init`, `run`, `ui`, `report`, `make-tiny-checkpoint`: make a project and run its tasks
-through Dagster."""
+"""`nmoe init`, `run`, `ui`, `report`: make a project and run its tasks through Dagster."""
 
 from __future__ import annotations
 
@@ -63,12 +62,6 @@ def register(verbs: Any) -> None:
     text = "show N kept and N dropped documents, with reasons"
     report.add_argument("--sample", type=number(0), default=0, metavar="N", help=text)
     add_run_flags(report, is_required=True)
-    text = "write a tiny checkpoint with random weights"
-    tiny = add_verb(verbs, "make-tiny-checkpoint", make_tiny, text, _show_tiny)
-    tiny.add_argument("directory", type=Path)
-    text = "kind of decoder: gpt_oss (default), llama, mistral, qwen2, qwen3 or qwen3_moe"
-    tiny.add_argument("--family", default="gpt_oss", metavar="NAME", help=text)
-    tiny.add_argument("--seed", type=int, default=0)
 
 
 def make_project(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -385,16 +378,3 @@ def _of_dagster(name: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         do = "pip install 'nmoe-data[dagster]'"
         raise ConfigError(f"{error.name} is not installed", do=do) from error
-
-
-def make_tiny(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Write the checkpoint unless it exists."""
-    from nmoe_core.engine.weights.tiny import make_tiny_checkpoint
-
-    family = arguments.family
-    path = make_tiny_checkpoint(arguments.directory, family=family, seed=arguments.seed)
-    return {"path": str(path), "family": family, "seed": arguments.seed}
-
-
-def _show_tiny(made: dict[str, Any]) -> None:
-    print(f"{made['path']}: 8-layer {made['family']} checkpoint of seeded random weights")

@@ -1,10 +1,10 @@
 """Opens the oracle that the `[oracle]` table of a run or a command names."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.cache import checkpoint_dir
 from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import Oracle
@@ -12,18 +12,18 @@ from nmoe_core.labels.oracles.heuristic import HeuristicOracle
 from nmoe_core.labels.scores import QUALITY, Scale
 
 
-def make_oracle(table: OracleTable, rubric: Rubric, resolve: Callable[[str], Path]) -> Oracle:
+def make_oracle(table: OracleTable, rubric: Rubric, base: Path) -> Oracle:
     """Make the oracle of kind `table.kind`. Weights are not loaded, and the server is not
     contacted, before the first question.
 
-    `resolve` makes a path in the table absolute. Raises ConfigError if the environment variable of
+    The table's paths are relative to `base`. Raises ConfigError if the environment variable of
     the API key is not set (E-CONFIG-MISSING) or does not hold a key, and as the oracle.
     """
     if table.kind == "engine":
         from nmoe_core.labels.oracles.engine import EngineOracle
 
         assert table.engine.checkpoint is not None
-        checkpoint = resolve(table.engine.checkpoint)
+        checkpoint = checkpoint_dir(base, table.engine.checkpoint)
         return EngineOracle(checkpoint, table.engine, rubric, table.extract_embedded)
     if table.kind == "http":
         from nmoe_core.labels.oracles.http import HttpOracle

@@ -16,13 +16,13 @@ from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.redact import Redactor
 from nmoe_core.base.strict import refusing
+from nmoe_core.config.cache import cache_dir
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import parse_count
 from nmoe_core.config.tree import Tree
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.open import open_source
-from nmoe_core.text.vocabulary import cache_dir
 from tests.project import CONFIGS, REPOSITORY
 from tests.refusals import refused
 

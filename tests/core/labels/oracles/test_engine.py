@@ -171,4 +171,4 @@ def test_what_cannot_label_is_not_loaded(rubric: Rubric, checkpoint: Path, tmp_p
         EngineOracle(small, settings(), rubric)
     table = OracleTable(kind="engine", engine=settings(checkpoint=str(checkpoint), max_new=800))
     with refused("E-CONFIG-CONTEXT"):
-        make_oracle(table, rubric, Path)
+        make_oracle(table, rubric, Path())

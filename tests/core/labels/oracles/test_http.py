@@ -226,16 +226,16 @@ def test_the_key_comes_from_the_environment_and_is_in_no_fact_version_or_message
     for missing in ("", " \n"):
         monkeypatch.setenv("JUDGE_API_KEY", missing)
         with refused("E-CONFIG-MISSING", match="JUDGE_API_KEY"):
-            make_oracle(table, rubric, Path)
+            make_oracle(table, rubric, Path())
     monkeypatch.setenv("JUDGE_API_KEY", " s3cret\r\n")
-    oracle = make_oracle(table, rubric, Path)
+    oracle = make_oracle(table, rubric, Path())
     assert len(list(oracle.label([Question("a")]))) == 1
     assert "Authorization: Bearer s3cret\r\n" in server.headers[0]
     assert "s3cret" not in json.dumps([oracle.facts, oracle.scorer])
     for value in ("s3 cret", "s3\ncret", "s3\x7fcret", "s3\u00a0cret", "schlüssel"):
         monkeypatch.setenv("JUDGE_API_KEY", value)
         with refused("E-CONFIG", match="JUDGE_API_KEY") as unusable:
-            make_oracle(table, rubric, Path)
+            make_oracle(table, rubric, Path())
         assert "cret" not in str(unusable.value)
 
 

@@ -1,0 +1,31 @@
+"""The directory that all projects of a user share: vocabularies and fetched models."""
+
+import os
+from pathlib import Path
+
+from loader.files.addresses import local_path
+
+FETCHED = ("smollm2",)
+"""Models that `nmoe fetch` gets by a name of its own."""
+
+
+def cache_dir() -> Path:
+    """This project's cache: `NMOE_CACHE_DIR`, else `nmoe` under the user's cache directory."""
+    if named := os.environ.get("NMOE_CACHE_DIR"):
+        return local_path(named, "NMOE_CACHE_DIR")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmoe"
+
+
+def model_dir(name: str) -> Path:
+    """The directory of a fetched model: `models/{name}` in the cache."""
+    return cache_dir() / "models" / name
+
+
+def checkpoint_dir(base: Path, named: str) -> Path:
+    """The directory of a checkpoint: of a model in `FETCHED`, else the path relative to `base`."""
+    return model_dir(named) if named in FETCHED else base / named
+
+
+def fetched_name(directory: Path) -> str | None:
+    """The model in `FETCHED` whose directory in the cache this is, or None."""
+    return next((name for name in FETCHED if directory == model_dir(name)), None)

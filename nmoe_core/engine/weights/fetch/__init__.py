@@ -1,0 +1,1 @@
+"""Fetches real models and converts them to the form that the engine reads."""
