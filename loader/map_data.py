@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import FrameType
 from typing import Any, Unpack
 
-from torch.utils.data import Dataset, DistributedSampler, RandomSampler, get_worker_info
+from torch.utils.data import Dataset, DistributedSampler, RandomSampler, Subset, get_worker_info
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from loader.batches import ReadOptions, check_names
@@ -148,7 +148,15 @@ class StepDataset(PlanDataset):
 
     def set_epoch(self, _: int) -> None:
         """Called by the loaders of accelerate, and so by transformers' Trainer, which distribute
-        batches over ranks. Raises ConfigError if there are several ranks."""
+        batches over ranks. Raises ConfigError if there are several ranks, or batches are to be
+        skipped."""
+        sampler = getattr(sys._getframe(1).f_locals.get("self"), "batch_sampler", None)
+        if sampler is not None and getattr(sampler, "batch_sampler", sampler) is None:
+            raise ConfigError(
+                "skip_first_batches cannot skip batches that a data set has made",
+                where="accelerate",
+                do="give the DataLoader Subset(data, range(next_step, len(data))), or a RowDataset",
+            )
         if (found := data_rank()[1]) > 1:
             raise ConfigError(
                 "accelerate would split the batches of this rank among all ranks again",
@@ -213,6 +221,22 @@ class RowDataset(PlanDataset):
                 do="leave dispatch_batches unset",
             )
 
+    def state_dict(self) -> dict[str, int]:
+        """The number of ranks, which torchdata's StatefulDataLoader saves beside its position."""
+        return {"world_size": self.own_rank()[1]}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Raise ConfigError if other ranks saved the position, which counts the rows of one."""
+        if (found := self.own_rank()[1]) != (saved := state["world_size"]):
+            raise ConfigError(
+                "the position was saved by another number of ranks",
+                where="world_size",
+                found=found,
+                expected=saved,
+                do="begin with Subset(data, range(first_row, len(data))), or use open_loader, whose"
+                " state loads at any number of ranks",
+            )
+
     def _read_as(self) -> tuple[int, int]:
         return 0, 1
 
@@ -228,9 +252,10 @@ class RowDataset(PlanDataset):
                 do='set train_sampling_strategy = "sequential" or shuffle = False; under Lightning,'
                 " and for an incomplete last batch of valid, use open_loader",
             )
-        # Trainers use the first rows to fill up a batch, or to add complete batches. Row 0 belongs
-        # to rank 0, so if another rank gets it, the row is read twice.
-        if len(rows) and rows[0] == 0 and self.own_rank()[0]:
+        # Trainers use the first rows to fill up a batch, or to add complete batches. The first row
+        # belongs to rank 0, so if another rank gets it, the row is read twice.
+        first = _first_row(fetcher.dataset) if fetcher is not None else 0
+        if len(rows) and rows[0] == first and self.own_rank()[0]:
             raise ConfigError(
                 "the first row is read by two ranks",
                 where="sampler",
@@ -261,6 +286,12 @@ def asking_fetcher() -> _MapDatasetFetcher | _IterableDatasetFetcher | None:
     the call stack."""
     fetches = (_MapDatasetFetcher.fetch.__code__, _IterableDatasetFetcher.fetch.__code__)
     return next((f.f_locals["self"] for f in _callers() if f.f_code in fetches), None)
+
+
+def _first_row(data: Any) -> int:
+    """The first index of a data set that is asked for the rest of its rows: 0, or a `Subset`'s."""
+    rows = data.indices if isinstance(data, Subset) else (0,)
+    return rows[0] if len(rows) and rows[-1] - rows[0] == len(rows) - 1 else 0
 
 
 def _callers() -> Iterator[FrameType]:

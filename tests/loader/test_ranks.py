@@ -200,15 +200,46 @@ def test_rows_of_one_rank_that_accelerate_sends_to_the_others_are_refused(read):
 @pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
 def test_rows_that_no_trainer_deals_are_refused_unless_the_rank_is_named(read, plan, monkeypatch):
     ways = [{"trainer": "plain", "data": "row", "batch_size": 2}]
-    found = read([*ways, {"trainer": "accelerate", "data": "row", "batch_size": 2, "passes": 2}])
-    assert found[0][1].rows == []
-    assert "the first row is read by two ranks" in str(found[0][1].error)
-    assert [rank.rows for rank in found[1]] == [own * 2 for own in OWN]
+    ways.append({**ways[0], "first": 8})  # as a resumed run that forgets to deal its rows
+    dealt = {"trainer": "accelerate", "data": "row", "batch_size": 2}
+    found = read([*ways, {**dealt, "passes": 2}, {**dealt, "first": 8}])
+    for of_ranks in found[:2]:
+        assert of_ranks[1].rows == []
+        assert "the first row is read by two ranks" in str(of_ranks[1].error)
+    assert [rank.rows for rank in found[2]] == [own * 2 for own in OWN]
+    assert [rank.rows for rank in found[3]] == [own[2:] for own in OWN]
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with refused("E-CONFIG", naming=["rank 1 of 2", "pass rank and world_size"]):
         next(iter(DataLoader(RowDataset(plan), 2)))
     assert len(list(DataLoader(RowDataset(plan, rank=0, world_size=1), 2))) == 16
+    own = Subset(RowDataset(plan), range(1, 32, 2))  # dealt by hand
+    assert len(list(DataLoader(own, 2))) == 8
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.skipif(not find_spec("torchdata"), reason="torchdata is not installed")
+def test_rows_left_by_another_number_of_ranks_are_refused(plan, monkeypatch, num_workers):
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def opened() -> Any:
+        return StatefulDataLoader(RowDataset(plan, form="pair"), ROWS, num_workers=num_workers)
+
+    made = opened()
+    batches = iter(made)
+    next(batches)
+    state = made.state_dict()
+    rest = list(batches)
+    resumed = opened()
+    resumed.load_state_dict(state)
+    assert [b[0].tolist() for b in resumed] == [b[0].tolist() for b in rest]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    again = opened()
+    again.load_state_dict(state)
+    with refused("E-CONFIG", naming=["other number of ranks", "found 2", "expected 1"]):
+        next(iter(again))
 
 
 def test_a_step_is_read_by_its_number_in_any_order(plan):
@@ -244,12 +275,16 @@ def test_a_rank_that_there_is_not_is_refused_before_a_row_is_read(plan, kind, ra
 
 @pytest.mark.skipif(not find_spec("accelerate"), reason="accelerate is not installed")
 def test_batches_of_a_loader_cannot_be_skipped_by_accelerate_and_it_says_so(plan):
-    from accelerate import skip_first_batches
+    from accelerate import Accelerator, skip_first_batches
 
     opened = open_loader(plan)
     assert not hasattr(opened, "dataset")
     with refused("E-CONFIG", naming=["skip_first_batches", "RowDataset", "seek_step"]):
         skip_first_batches(opened, 3)
+    steps = Accelerator(cpu=True).prepare(DataLoader(StepDataset(plan), batch_size=None))
+    assert len(list(steps)) == STEPS
+    with refused("E-CONFIG", naming=["skip_first_batches", "RowDataset", "Subset"]):
+        next(iter(skip_first_batches(steps, 3)))
     rows = DataLoader(RowDataset(plan, form="pair"), ROWS)
     resumed = [inputs for inputs, _ in skip_first_batches(rows, 3)]
     whole = [inputs for inputs, _ in opened]
