@@ -25,10 +25,12 @@ from loader.plan.schedule import PlanSchedule
 from loader.rows.stream import Stream
 
 STATE_VERSION = 3
-_CHANGE = (
-    ", change it by `nmoe remix PLAN --state STATE --weights A=1 --steps N -o NEW` (loader.remix),"
-    ' or load {"datasets": state["datasets"]} to continue from its counts'
+_REMIX = (
+    ", change it by `nmoe remix PLAN --state STATE --weights A=1 --steps N -o NEW` (loader.remix)"
 )
+_COUNT = ', or load {"datasets": state["datasets"]} to continue from its counts'
+# What a remix can change.
+_REMIXED = ("plan.stages", "plan_hash")
 # The values of a plan that may differ if the windows before the position are the same.
 _MAY_DIFFER = ("stages", "batch_size", "masked", "on_exhaust", "max_epochs")
 _ENDLESS = 2**40
@@ -149,7 +151,7 @@ def _refuse_other_plan(
     where, found, expected = difference or ("plan_hash", state.get("plan_hash"), plan.plan_hash)
     do = "resume with the plan of the state"
     if split == "train" and not where.endswith((".content_hash", "_tokens")):
-        do += _CHANGE
+        do += _REMIX * where.startswith(_REMIXED) + _COUNT
     if found is expected:
         raise _other_plan(where, None, None, do)
     raise _other_plan(where, f"{found!r}"[:120], f"{expected!r}"[:120], do)

@@ -15,6 +15,7 @@ from loader.plan.mixture import Stage, temper
 
 _INHERIT = ("original", "zero")
 _KEYS = ("start_step", "dataset_weights", "lr_scale", "inherit")
+_OF_ALL_STEPS = ("seq_len", "batch_size")
 _SUGAR_KEYS = ("anneal_start_step", "anneal_weights")
 
 
@@ -133,6 +134,15 @@ def _weighed(stage: Stage, phase: Phase, is_later_part: bool) -> Stage:
 
 def _read_phase(value: Any, where: str) -> Phase:
     table = tables.table(value, where)
+    for key in _OF_ALL_STEPS:
+        if key in table:
+            raise ConfigError(
+                "a plan has one shape of batches, which a phase cannot change",
+                where=f"{where}.{key}",
+                found=repr(table[key]),
+                do="end this plan here, and go on from its counts in another plan:"
+                ' load_state_dict({"datasets": state["datasets"]})',
+            )
     tables.refuse_unknown(table, _KEYS, where)
     if "start_step" not in table:
         raise ConfigError("start_step is missing", where=where)
