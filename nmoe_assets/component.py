@@ -8,10 +8,11 @@ from nmoe_assets.assets import attributes, curation, hydra, regrade, sources
 from nmoe_assets.checks.manifests import manifest_checks
 from nmoe_assets.conditions import automation_sensor
 from nmoe_assets.dagster_private import find_migrations_once
-from nmoe_assets.names import prefixed
+from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.ops import sensors
 from nmoe_assets.ops.interrupts import keep_ignored
-from nmoe_assets.ops.jobs import task_jobs, verify_job
+from nmoe_assets.ops.jobs import AssetJob, task_jobs, verify_job
+from nmoe_assets.ops.label_sensors import label_new, label_retries
 from nmoe_assets.ops.pipeline import pipeline_job
 from nmoe_assets.ops.retention import retention_job, retention_schedules
 from nmoe_assets.pods import executor
@@ -76,13 +77,21 @@ def _definitions(run: Run) -> dg.Definitions:
         sensors=[
             automation_sensor(run),
             sensors.source_watch(run, plans, prep, jobs),
-            *([sensors.label_retries(run, jobs[label])] if label in jobs else []),
+            *(_label_sensors(run, jobs[label]) if label in jobs else []),
             *sensors.failure_notices(run),
         ],
         schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
         resources=resources(),
         executor=executor(run),
     )
+    return made
+
+
+def _label_sensors(run: Run, label: AssetJob) -> list[dg.SensorDefinition]:
+    made = [label_retries(run, label)]
+    if run.config.automation.label == "new":
+        behind = [["hydra", name] for name in ("student", *hydra.heads(run), "calibration")]
+        made.append(label_new(run, label, [asset_key(run, key) for key in behind]))
     return made
 
 

@@ -8,6 +8,7 @@ A run covers all partitions unless its tags name a range, as backfills, sensors 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import dagster as dg
 
@@ -18,6 +19,8 @@ from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
+
+AssetJob = Any  # Dagster does not export the return type of define_asset_job
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 content.
 
 If a source has new input or a moved revision, prep of the source is requested; prep compares
-content and does no work if only times changed. Failed label slices are requested again, a limited
-number of times and with increasing waits. Each failed run is reported in one line to the log, and
-to the webhook if it is set.
+content and does no work if only times changed. Each failed run is reported in one line to the log,
+and to the webhook if it is set.
 
 Dagster ignores a run key that it has seen before, so keys contain the time of the request in
 seconds. So an input that changes back to earlier content also gets a run.
@@ -13,24 +12,20 @@ seconds. So an input that changes back to earlier content also gets a run.
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import dagster as dg
 
 from nmoe_assets.conditions import sensor_status
 from nmoe_assets.names import asset_key, is_of_mixture, prefixed
-from nmoe_assets.ops.jobs import TaskJob
+from nmoe_assets.ops.jobs import AssetJob, TaskJob
 from nmoe_assets.ops.pipeline import PART_OF, step_error
-from nmoe_assets.partitions import label_partitions, range_tags
 from nmoe_assets.resources import COMMAND, Notifier
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks.prep import source_mark
 
-_FIRST_WAIT_S = 60
 _MAX_TEXT = 500
-AssetJob = Any  # Dagster does not export the return type of define_asset_job
 
 
 def source_watch(
@@ -86,57 +81,6 @@ def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.R
                 asset_selection=keys,
                 tags=job.run_tags(),
             )
-
-
-def label_retries(run: Run, label: AssetJob) -> dg.SensorDefinition:
-    """Requests failed label slices again; the cursor has the number of tries of each slice and the
-    time of the next try.
-
-    The wait starts when this sensor finds the failure. A time of 0 means that the sensor has not
-    found the failure of the last try yet.
-    """
-    budget = run.config.automation.label_retries
-    labels = asset_key(run, ["hydra", "oracle_labels"])
-
-    @dg.sensor(
-        name=prefixed(run, "label_retries"),
-        job=label,
-        minimum_interval_seconds=30,
-        default_status=sensor_status(run),
-        description=f"Requests failed slices of oracle labels again, at most {budget} times each.",
-    )
-    def retry(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        keys = label_partitions.get_partition_keys()
-        statuses = context.instance.get_status_by_partition(labels, keys, label_partitions) or {}
-        tries: dict[str, list[float]] = json.loads(context.cursor or "{}")
-        now = time.time()
-        requests = []
-        spent = []
-        for key in keys:
-            status = statuses.get(key)
-            name = status.value if status else None
-            if name == "MATERIALIZED":
-                tries.pop(key, None)
-            if name != "FAILED":
-                continue
-            count, not_before = tries.get(key, (0, 0.0))
-            wait_s = _FIRST_WAIT_S * 2**count
-            if count >= budget:
-                spent.append(key)
-            elif not not_before:
-                tries[key] = [count, now + wait_s]
-            elif now >= not_before or now < not_before - wait_s:  # the clock was set back
-                tries[key] = [count + 1, 0.0]
-                run_key = f"{key}:{count + 1}:{int(now)}"
-                requests.append(dg.RunRequest(run_key=run_key, tags=range_tags([key])))
-        if spent:
-            context.log.warning(f"no more retries after {budget} failures: {', '.join(spent)}")
-        skipped = None if requests else dg.SkipReason("no failed slice to retry")
-        return dg.SensorResult(
-            run_requests=requests, skip_reason=skipped, cursor=json.dumps(tries, sort_keys=True)
-        )
-
-    return retry
 
 
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:

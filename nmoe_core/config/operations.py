@@ -57,8 +57,8 @@ class ChecksTable(StrictModel):
 
 
 class AutomationTable(StrictModel):
-    """`[automation]`: which assets the daemon materialises automatically. Oracle labels and the
-    topic model are always materialised by hand."""
+    """`[automation]`: which assets the daemon materialises automatically. The topic model is always
+    materialised by hand."""
 
     starts: bool = True
     """Whether sensors and schedules are on from the start; if not, each is switched on in the
@@ -66,6 +66,12 @@ class AutomationTable(StrictModel):
     prep: Mode = "off"
     """Shards, manifests and docid slices: `off` means by hand; `follow` updates them if inputs or
     settings change; `make` also creates them."""
+    label: Literal["off", "new"] = "off"
+    """Oracle labels: `off` means by hand; `new` labels documents that have no labels, within
+    `[oracle.http] max_cost` and `max_labels_per_day`. Labels that were made with other settings are
+    made by hand."""
+    max_labels_per_day: int = Field(default=20_000, ge=1)
+    """Maximum number of questions per day (UTC) that `label = "new"` requests."""
     heads: Mode = "follow"
     """As `prep`, for the student, probe, judge and calibration."""
     grade: Mode = "follow"

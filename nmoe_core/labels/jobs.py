@@ -170,7 +170,7 @@ class Labelling:
     ) -> Iterator[tuple[LabelJob, Result]]:
         """Label slices, by default all. If `is_whole_budget`, the cost limit applies to all slices
         of the run, not only to these slices. Raises as `slice_jobs` and `label`."""
-        self._require_budget(self.slice_jobs(sources, None if is_whole_budget else keys))
+        self.require_budget(self.slice_jobs(sources, None if is_whole_budget else keys))
         for job in self.slice_jobs(sources, keys):
             yield job, self._label(job)
 
@@ -178,12 +178,13 @@ class Labelling:
         """Label the documents of jobs. Facts: see `label_shard`, and the `scorer` and the number of
         documents `relabelled`. Raises as `label_shard`, and LabelError if the labels would cost
         more than `[oracle.http] max_cost` (E-LABEL-COST)."""
-        self._require_budget(jobs)
+        self.require_budget(jobs)
         for job in jobs:
             yield job, self._label(job)
 
-    def _require_budget(self, jobs: Iterable[LabelJob]) -> None:
-        """If `max_cost` is not set, this reads no documents."""
+    def require_budget(self, jobs: Iterable[LabelJob]) -> None:
+        """Raise LabelError if the labels would cost more than `[oracle.http] max_cost`
+        (E-LABEL-COST). If it is not set, this reads no documents."""
         if self.budget is None:
             return
         jobs = list(jobs)

@@ -148,3 +148,20 @@ def execute_here(
 def failures(done: subprocess.CompletedProcess[str]) -> list[str]:
     """The lines of a job's output that say what failed."""
     return [line[:500] for line in (done.stdout + done.stderr).splitlines() if "rror: " in line]
+
+
+def tick(
+    sensor: str, defs: dg.Definitions, instance: dg.DagsterInstance, cursor: str | None
+) -> Any:
+    """The result of one tick of a sensor."""
+    repository = defs.get_repository_def()
+    context = dg.build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
+    return repository.get_sensor_def(sensor).evaluate_tick(context)
+
+
+def fail_labels(defs: dg.Definitions, instance: dg.DagsterInstance, **tags: str) -> dg.DagsterRun:
+    """A run of one label slice that fails, as a lost oracle makes it fail: there are no slices."""
+    job, tags = defs.resolve_job_def("label"), {**range_tags(["val-02"]), **tags}
+    done = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+    assert not done.success
+    return done.dagster_run

@@ -12,21 +12,13 @@ from nmoe_assets import resources
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops import sensors
 from nmoe_assets.ops.pipeline import PART_OF
-from nmoe_assets.partitions import range_tags
 from nmoe_core.config.run import Run
 from nmoe_core.sources.hub import DatasetsSource
 from tests.assets.dagster_internals import run_of_another_location
-from tests.assets.small_project import ALL
+from tests.assets.small_project import ALL, fail_labels, tick
 from tests.project import serving
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
-LABELS = AssetKey(["hydra", "oracle_labels"])
-
-
-def _tick(sensor: str, defs: dg.Definitions, instance: DagsterInstance, cursor: str | None):
-    repository = defs.get_repository_def()
-    context = dg.build_sensor_context(instance=instance, cursor=cursor, repository_def=repository)
-    return repository.get_sensor_def(sensor).evaluate_tick(context)
 
 
 def asked(ticked: dg.SensorResult) -> set[tuple[str, str]]:
@@ -50,12 +42,12 @@ def prepared(in_memory: DagsterInstance) -> DagsterInstance:
 def test_a_source_without_a_mark_is_prepared_once_if_it_ever_was(
     defs: dg.Definitions, in_memory: DagsterInstance
 ) -> None:
-    assert _tick("source_watch", defs, in_memory, None).run_requests == []
+    assert tick("source_watch", defs, in_memory, None).run_requests == []
     docs = dg.AssetMaterialization(AssetKey(["docs", "shards"]), partition="0000")
     in_memory.report_runless_asset_event(docs)
-    first = _tick("source_watch", defs, in_memory, None)
+    first = tick("source_watch", defs, in_memory, None)
     assert asked(first) == {("prep", "docs"), ("prep_valid", "docs")}
-    assert _tick("source_watch", defs, in_memory, first.cursor).run_requests == []
+    assert tick("source_watch", defs, in_memory, first.cursor).run_requests == []
 
 
 def test_an_input_that_changes_back_counts_as_a_change_each_time(
@@ -64,11 +56,11 @@ def test_an_input_that_changes_back_counts_as_a_change_each_time(
     marks, clock = {"docs": "a"}, [1_000_000.0]
     monkeypatch.setattr(sensors, "source_mark", lambda run, source: marks.get(source.name, "-"))
     monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
-    cursor, keys = _tick("source_watch", defs, prepared, None).cursor, []
+    cursor, keys = tick("source_watch", defs, prepared, None).cursor, []
     for mark in "baba":
         marks["docs"] = mark
         clock[0] += 300
-        changed = _tick("source_watch", defs, prepared, cursor)
+        changed = tick("source_watch", defs, prepared, cursor)
         cursor = changed.cursor
         keys += [request.run_key for request in changed.run_requests]
     assert len(keys) == len(set(keys)) == 2 * 4, "a key that was used is never run again"
@@ -77,14 +69,14 @@ def test_an_input_that_changes_back_counts_as_a_change_each_time(
 def test_new_input_requests_prep_of_its_source_alone(
     run: Run, defs: dg.Definitions, prepared: DagsterInstance
 ) -> None:
-    first = _tick("source_watch", defs, prepared, None)
-    again = _tick("source_watch", defs, prepared, first.cursor)
+    first = tick("source_watch", defs, prepared, None)
+    again = tick("source_watch", defs, prepared, first.cursor)
     assert again.run_requests == []
     docs, new = run.base / "in" / "docs.jsonl", run.base / "in" / "notes" / "train" / "new.arrow"
     before, line = docs.read_bytes(), b'{"text": "one more document of more than ten tokens"}\n'
     docs.write_bytes(before + line)
     try:
-        changed = _tick("source_watch", defs, prepared, again.cursor)
+        changed = tick("source_watch", defs, prepared, again.cursor)
     finally:
         docs.write_bytes(before)
     assert asked(changed) == {("prep", "docs"), ("prep_valid", "docs")}
@@ -93,11 +85,11 @@ def test_new_input_requests_prep_of_its_source_alone(
     assert len({request.run_key for request in changed.run_requests}) == 2
 
     # A saved dataset is watched file by file, also while another source cannot be listed.
-    settled = _tick("source_watch", defs, prepared, changed.cursor)
+    settled = tick("source_watch", defs, prepared, changed.cursor)
     docs.rename(docs.with_suffix(".away"))
     new.write_bytes(b"x")
     try:
-        added = _tick("source_watch", defs, prepared, settled.cursor)
+        added = tick("source_watch", defs, prepared, settled.cursor)
     finally:
         docs.with_suffix(".away").rename(docs)
         new.unlink()
@@ -115,57 +107,12 @@ def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
     commit = ["a" * 40]
     monkeypatch.setattr(DatasetsSource, "_commit", property(lambda self: commit[0]))
     defs = build_definitions(Run(run.base / "hub.toml"))
-    first = _tick("source_watch", defs, prepared, None)
-    assert _tick("source_watch", defs, prepared, first.cursor).run_requests == []
+    first = tick("source_watch", defs, prepared, None)
+    assert tick("source_watch", defs, prepared, first.cursor).run_requests == []
     commit[0] = "b" * 40
-    moved = _tick("source_watch", defs, prepared, first.cursor)
+    moved = tick("source_watch", defs, prepared, first.cursor)
     assert asked(moved) == {("prep", "notes")}
-    assert _tick("source_watch", defs, prepared, moved.cursor).run_requests == []
-
-
-def _fail_labels(defs: dg.Definitions, instance: DagsterInstance, **tags: str) -> dg.DagsterRun:
-    """A run of one label slice that fails, as a lost oracle makes it fail: there are no slices."""
-    job, tags = defs.resolve_job_def("label"), {**range_tags(["val-02"]), **tags}
-    done = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False)
-    assert not done.success
-    return done.dagster_run
-
-
-def test_failed_label_slices_are_tried_again_slower_and_not_for_ever(
-    defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [1_000_000.0]
-    monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
-    _fail_labels(defs, in_memory)
-    waits, cursor = [], None
-    for _ in range(4):
-        asked_at = clock[0]
-        while not (asked := _tick("label_retries", defs, in_memory, cursor)).run_requests:
-            cursor = asked.cursor
-            clock[0] += 30
-            if clock[0] - asked_at > 900:
-                break
-        waits.append(clock[0] - asked_at)
-        cursor = asked.cursor
-        clock[0] += 30 * bool(asked.run_requests)
-    assert waits == [60, 120, 240, 930], "from when a failure was seen"
-    assert asked.skip_message == "no failed slice to retry"
-    made = dg.AssetMaterialization(LABELS, partition="val-02")
-    in_memory.report_runless_asset_event(made)
-    assert _tick("label_retries", defs, in_memory, cursor).cursor == "{}"
-
-
-@pytest.mark.parametrize("jump_s", [-86_400.0, 365 * 86_400.0])
-def test_a_failed_slice_is_tried_again_though_the_clock_jumps(
-    defs: dg.Definitions, in_memory: DagsterInstance, monkeypatch: pytest.MonkeyPatch, jump_s: float
-) -> None:
-    clock = [1_000_000.0]
-    monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
-    _fail_labels(defs, in_memory)
-    seen = _tick("label_retries", defs, in_memory, None)
-    assert not seen.run_requests
-    clock[0] += jump_s
-    assert len(_tick("label_retries", defs, in_memory, seen.cursor).run_requests) == 1
+    assert tick("source_watch", defs, prepared, moved.cursor).run_requests == []
 
 
 class _Webhook(BaseHTTPRequestHandler):
@@ -198,7 +145,7 @@ def test_a_failed_run_is_reported_in_one_line_to_the_webhook(
     monkeypatch.setattr(_Webhook, "received", [])
     monkeypatch.setattr(_Webhook, "refusals", [503, 429])
     with serving(_Webhook) as (host, _):
-        failed = _fail_labels(defs, in_memory)
+        failed = fail_labels(defs, in_memory)
         events = (entry.dagster_event for entry in in_memory.all_logs(failed.run_id))
         context = dg.build_run_status_sensor_context(
             sensor_name="failure_notice",
@@ -233,7 +180,7 @@ def test_failed_commands_without_a_location_are_reported_but_not_parts_of_jobs(
     monkeypatch.setattr(resources.Notifier, "send", lambda self, text: told.append(text))
     sensor = repository.get_sensor_def("failure_notice_of_commands")
 
-    def tick(cursor: str | None) -> str | None:
+    def failures_of(cursor: str | None) -> str | None:
         context = dg.build_sensor_context(
             instance=in_memory,
             cursor=cursor,
@@ -243,14 +190,14 @@ def test_failed_commands_without_a_location_are_reported_but_not_parts_of_jobs(
         )
         return sensor.evaluate_tick(context).cursor
 
-    cursor = tick(None)
-    _fail_labels(defs, in_memory, **{PART_OF: "another run"})
+    cursor = failures_of(None)
+    fail_labels(defs, in_memory, **{PART_OF: "another run"})
     theirs = run_of_another_location()
     in_memory.add_run(theirs)
     in_memory.report_run_failed(theirs)
-    alone = _fail_labels(defs, in_memory)
+    alone = fail_labels(defs, in_memory)
     for _ in range(3):
-        cursor = tick(cursor)
+        cursor = failures_of(cursor)
     assert [text.rpartition("(run ")[2] for text in told] == [f"{alone.run_id})"]
 
 
