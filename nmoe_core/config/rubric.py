@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from loader.plan.packaged import find_config
 from loader.plan.tables import read_toml
@@ -18,6 +19,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 # them.
 _TAKEN = ("doc_id", "source", "decision", "aggregated", "q_probe", "q_student", "early_exit")
 _TAKEN += ("aggregate", "all")
+REASON = "reason"  # the key of the reason in an answer
+_REASON_FIRST = f"""
+The object begins with one more key, {REASON}: a text of at most three sentences that says what \
+decides the grades. The keys named above follow.
+"""
 
 
 class Dimension(StrictModel):
@@ -38,6 +44,8 @@ class Rubric(StrictModel):
     instructions: str = Field(min_length=1)
     answer: str = Field(min_length=1)
     dimensions: dict[str, Dimension] = Field(min_length=1)
+    reason: Literal["none", "first"] = "none"
+    """`first`: an answer begins with a reason, as the key `reason`, before the grades."""
     _is_turned: bool = PrivateAttr(default=False)
 
     @classmethod
@@ -60,17 +68,34 @@ class Rubric(StrictModel):
             raise ValueError("every weight is 0")
         return value
 
+    @model_validator(mode="after")
+    def _has_one_reason(self) -> Rubric:
+        if self.has_reason and REASON in self.dimensions:
+            raise ValueError(f'dimension {REASON!r} is the key of the reason in reason = "first"')
+        return self
+
     def __hash__(self) -> int:
         return hash(self.hash)
 
     @property
     def hash(self) -> str:
-        """SHA-256 of all text that an oracle reads."""
+        """SHA-256 of what grades mean: all text that an oracle reads, except for `form`."""
         rows = [
             [name, one.question, list(one.grades), *([one.lowest] if one.lowest else [])]
             for name, one in self._asked()
         ]
         return sha256_json([self.name, self.version, self.instructions, self.answer, rows])
+
+    @property
+    def has_reason(self) -> bool:
+        """Whether an answer begins with a reason."""
+        return self.reason == "first"
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """How an oracle is asked, beyond what grades mean: its answers depend on it, but a person's
+        corrections do not. Empty by default."""
+        return {"reason": self.reason} if self.has_reason else {}
 
     def turned(self) -> Rubric:
         """The same rubric with its dimensions in reverse order, for a second labelling."""
@@ -89,7 +114,8 @@ class Rubric(StrictModel):
             numbered = enumerate(dimension.grades, dimension.lowest)
             grades = "\n".join(f"  {grade}: {text}" for grade, text in numbered)
             parts.append(f"{name}: {dimension.question}\n{grades}")
-        return "\n\n".join([*parts, self.answer.strip()])
+        answer = self.answer.strip() + (_REASON_FIRST.rstrip() if self.has_reason else "")
+        return "\n\n".join([*parts, answer])
 
 
 def find_rubric(named: str, base: Path, where: Path) -> Path:

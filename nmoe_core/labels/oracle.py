@@ -88,7 +88,7 @@ class OracleResult:
     `finish_reason` is a short string of the oracle that says how the answer ended. `is_salvaged`:
     the scores were extracted from an answer with other text. `is_truncated`: the oracle read only
     the beginning of the text. `is_answer` is false if there is no answer because the server failed
-    or refused the document.
+    or refused the document. `reason` is the text before the scores, if the rubric asks for it.
     """
 
     scores: Mapping[str, float] | None
@@ -98,6 +98,7 @@ class OracleResult:
     is_salvaged: bool = False
     is_truncated: bool = False
     is_answer: bool = True
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,8 @@ def label_record(
     if result.scores is None:
         answer: Record = {"raw": result.raw, "answered": result.is_answer}
     else:
-        answer = oracle.scale.label(parse_scores(result.scores, oracle.scale))
+        answer = {"reason": result.reason} if result.reason else {}
+        answer |= oracle.scale.label(parse_scores(result.scores, oracle.scale))
     return {
         "doc_id": row[0],
         "source": row[1],

@@ -15,13 +15,13 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from loader.files.nested import json_value
 from nmoe_core.base.errors import LabelError
-from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.rubric import REASON, Rubric
 
 # Numbers are stored with six decimals, and decisions are made from the stored numbers, so a
 # decision that is recomputed from a file is the same.
@@ -157,12 +157,7 @@ def parse_scores(
     two grades count too, because several raters may have been combined. Raises LabelError for
     anything else (E-LABEL-SCORES).
     """
-    scores = value
-    if isinstance(value, str):
-        try:
-            scores = json_value(value, object_pairs_hook=_unique_keys)
-        except ValueError as error:
-            raise _bad_scores(f"{error}", "one JSON object") from None
+    scores = _parse_object(value) if isinstance(value, str) else value
     if not isinstance(scores, Mapping):
         raise _bad_scores(type(scores).__name__, "one JSON object")
     if set(scores) != set(scale.names):
@@ -171,6 +166,16 @@ def parse_scores(
     return {
         name: _grade(name, scores[name], (low, high), is_combined) for name, low, high in grades
     }
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        value = json_value(text, object_pairs_hook=_unique_keys)
+    except ValueError as error:
+        raise _bad_scores(f"{error}", "one JSON object") from None
+    if not isinstance(value, dict):
+        raise _bad_scores(type(value).__name__, "one JSON object")
+    return value
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -195,21 +200,39 @@ def _bad_scores(found: str, expected: str) -> LabelError:
     return LabelError("invalid scores", found=found, expected=expected, code="E-LABEL-SCORES")
 
 
+class Answer(NamedTuple):
+    """What a final answer says: the scores, or None; whether it also has other text; the reason."""
+
+    scores: dict[str, float] | None = None
+    is_embedded: bool = False
+    reason: str = ""
+
+
 def read_scores(
-    text: str, extract_embedded: bool = False, scale: Scale = QUALITY
-) -> tuple[dict[str, float] | None, bool]:
-    """The scores in a final answer, or None; and whether the answer also has other text.
+    text: str, extract_embedded: bool = False, scale: Scale = QUALITY, has_reason: bool = False
+) -> Answer:
+    """Read a final answer. With `has_reason`, the object must begin with a reason.
 
     With `extract_embedded`, one flat object within other text is accepted.
     """
     fenced = _FENCED.fullmatch(text)
     with suppress(LabelError):
-        return parse_scores(fenced[1] if fenced else text, scale), False
+        return _read_object(fenced[1] if fenced else text, scale, has_reason)
     objects = _FLAT_OBJECT.findall(text) if extract_embedded else []
     if len(objects) == 1:
         with suppress(LabelError):
-            return parse_scores(objects[0], scale), True
-    return None, False
+            return _read_object(objects[0], scale, has_reason)._replace(is_embedded=True)
+    return Answer()
+
+
+def _read_object(text: str, scale: Scale, has_reason: bool) -> Answer:
+    value = _parse_object(text)
+    reason = ""
+    if has_reason:
+        reason = value.pop(REASON) if next(iter(value), None) == REASON else None
+        if not isinstance(reason, str) or not reason.strip():
+            raise _bad_scores(repr(reason), f"a text under {REASON!r}, the first key")
+    return Answer(parse_scores(value, scale), False, reason)
 
 
 def rounded(value: float | np.floating[Any] | None) -> float | None:

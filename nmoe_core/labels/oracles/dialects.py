@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.rubric import REASON, Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, OracleResult, Question
 from nmoe_core.labels.oracles.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding, fenced
 from nmoe_core.labels.oracles.markers import BARS, FORMS, broken, pattern
@@ -33,15 +33,17 @@ _BETWEEN = "<|end|>"
 _REST = re.compile(r"(?:<\|(?:end|return|call)\|>\s*)?\Z")
 
 
-def response_format(scale: Scale) -> orjson.Fragment:
+def response_format(scale: Scale, has_reason: bool) -> orjson.Fragment:
     """The JSON schema of an answer, as the request's `response_format`."""
     grades = zip(scale.names, scale.lowest, scale.highest)
+    keys: dict[str, Any] = {REASON: {"type": "string"}} if has_reason else {}
+    keys |= {
+        name: {"type": "integer", "minimum": low, "maximum": high} for name, low, high in grades
+    }
     schema = {
         "type": "object",
-        "properties": {
-            name: {"type": "integer", "minimum": low, "maximum": high} for name, low, high in grades
-        },
-        "required": list(scale.names),
+        "properties": keys,
+        "required": list(keys),
         "additionalProperties": False,
     }
     named = {"name": "scores", "strict": True, "schema": schema}
@@ -73,9 +75,11 @@ class Dialect:
         self._table = table
         self._extract_embedded = extract_embedded
         self._scale = Scale.of(rubric)
+        self._has_reason = rubric.has_reason
         self._fixed: dict[str, Any] = {}
         extra = table.extra_body
         self.facts: dict[str, Any] = {"extra_body": extra} if extra else {}
+        self.facts |= rubric.form
         more = table.special_tokens
         self.facts |= {"special_tokens": sorted(more)} if more else {}
         self._markers = pattern(more, self.forms)
@@ -121,10 +125,13 @@ class Dialect:
             return OracleResult(None, json.dumps(value), "not_a_completion")
         num_new = usage_of(value)[1] or None
         if isinstance(content, str) and content.strip():
-            scores, is_salvaged = read_scores(content, self._extract_embedded, self._scale)
-            if scores is not None:
-                is_salvaged |= is_bare
-                return OracleResult(scores, "", str(reason or "stop"), num_new, is_salvaged)
+            said = read_scores(content, self._extract_embedded, self._scale, self._has_reason)
+            if said.scores is not None:
+                is_salvaged = said.is_embedded or is_bare
+                ended = str(reason or "stop")
+                return OracleResult(
+                    said.scores, "", ended, num_new, is_salvaged, reason=said.reason
+                )
             failed = "parse_failed"
         elif isinstance(refusal, str) and refusal:
             failed = "refusal"
@@ -153,7 +160,7 @@ class ChatDialect(Dialect):
     def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
         super().__init__(table, rubric, extract_embedded)
         self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
-        self._fixed["response_format"] = response_format(self._scale)
+        self._fixed["response_format"] = response_format(self._scale, self._has_reason)
         if table.reasoning_effort is not None:
             self._fixed["reasoning_effort"] = table.reasoning_effort
 
@@ -193,7 +200,7 @@ class CompletionsDialect(Dialect):
         stop = sorted(STOP_IDS)
         self._fixed |= {"stop_token_ids": stop, "skip_special_tokens": False}
         if self._is_opened:
-            self._fixed["response_format"] = response_format(self._scale)
+            self._fixed["response_format"] = response_format(self._scale, self._has_reason)
         prompt_digest = sha256_json([self._head, self._tail, stop])
         self.facts |= {"api": "completions", "prompt_sha256": prompt_digest}
 

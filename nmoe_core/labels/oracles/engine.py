@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 # An answer with five keys and grades has about 40 tokens; the rest leaves room for white space.
 FINAL_TOKENS = 128
+REASON_TOKENS = 256  # more, for a reason before the grades
 _PUBLISHED = {(24, 2880, 32): "gpt-oss-20b", (36, 2880, 128): "gpt-oss-120b"}
 
 
@@ -91,6 +92,7 @@ class EngineOracle(MeasuredOracle):
         with open_checkpoint(checkpoint) as opened:
             config = opened.config
         self._prompt = _prompt(checkpoint, config, rubric, table)
+        self._final_tokens = FINAL_TOKENS + (REASON_TOKENS if rubric.has_reason else 0)
         facts: dict[str, Any] = {
             "backend": "engine",
             "weights": checkpoint_digest(checkpoint),
@@ -98,7 +100,7 @@ class EngineOracle(MeasuredOracle):
             "rubric": rubric.hash,
             "max_ctx": table.max_ctx,
             "max_new": table.max_new,
-            "final_tokens": FINAL_TOKENS,
+            "final_tokens": self._final_tokens,
             "reasoning": table.reasoning,
             "dtype": table.dtype,
             **expert_fingerprints(table.moe_backend),
@@ -117,7 +119,7 @@ class EngineOracle(MeasuredOracle):
         weights = self._checkpoint, self.facts["weights"]
         generator = load_generator(*weights, self._table)  # pyright: ignore[reportArgumentType]
         # Limit reasoning so that there is room for an answer.
-        room = max(0, self._table.max_new - FINAL_TOKENS - len(self._prompt.to_final))
+        room = max(0, self._table.max_new - self._final_tokens - len(self._prompt.to_final))
         source = enumerate(questions)
         running = dict[int, _Answer]()
         try:

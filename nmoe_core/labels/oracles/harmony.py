@@ -18,7 +18,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import OracleResult
-from nmoe_core.labels.scores import QUALITY, Scale, read_scores
+from nmoe_core.labels.scores import QUALITY, Answer, Scale, read_scores
 from nmoe_core.text.harmony import (
     ASSISTANT,
     CALL,
@@ -76,6 +76,7 @@ class JudgePrompt:
         self.prefix = ids[:cut]
         self.suffix = [*ids[cut:], *opening]
         self._is_opened = reasoning == "none"
+        self._has_reason = rubric.has_reason
         num_fixed = len(self.prefix) + len(self.suffix) + sum(map(len, self._fence("")))
         self.max_document_tokens = require_room(max_tokens, num_fixed)
         prompt_digest = sha256_json([self.prefix, self.suffix])
@@ -104,7 +105,8 @@ class JudgePrompt:
         self, tokens: Sequence[int], has_stopped: bool, extract_embedded: bool, scale: Scale
     ) -> OracleResult:
         """Read the result from the tokens of an answer (see `read_answer`)."""
-        return read_answer(tokens, has_stopped, self._is_opened, extract_embedded, scale)
+        settings = self._is_opened, extract_embedded, scale, self._has_reason
+        return read_answer(tokens, has_stopped, *settings)
 
 
 def require_room(max_tokens: int, num_fixed: int) -> int:
@@ -141,31 +143,32 @@ def read_answer(
     opened: bool = False,
     extract_embedded: bool = False,
     scale: Scale = QUALITY,
+    has_reason: bool = False,
 ) -> OracleResult:
     """Read the result from the tokens of an answer: the scores in the final channel, if the answer
     ends in this channel.
 
     `tokens` exclude the stop token; `has_stopped` is false if the model reached the token limit
     before a stop token. `opened`: the prompt opened the final channel. `extract_embedded`: also
-    accept scores from other places in the answer, and mark them as salvaged.
+    accept scores from other places in the answer, and mark them as salvaged. `has_reason`: a reason
+    comes before the scores.
     """
     final, last_channel, is_broken = _final_text(tokens, opened)
     is_answer = last_channel == "final" and not is_broken
     reason = "parser_error" if is_broken else "length"
     if has_stopped and not is_broken:
         reason = "final_stop" if is_answer else "stop_outside_final"
-    scores = None
-    is_salvaged = False
+    said = Answer()
     if is_answer or extract_embedded:
-        scores, is_salvaged = read_scores(final, extract_embedded, scale)
+        said = read_scores(final, extract_embedded, scale, has_reason)
     if extract_embedded and not is_answer:
-        if scores is None and last_channel in (None, "final"):
+        if said.scores is None and last_channel in (None, "final"):
             final = _decode(_after_final_marker(tokens))
-            scores, _ = read_scores(final, extract_embedded, scale)
-        is_salvaged = scores is not None
-    if scores is None:
+            said = read_scores(final, extract_embedded, scale, has_reason)
+        said = said._replace(is_embedded=said.scores is not None)
+    if said.scores is None:
         return OracleResult(None, final or _decode(tokens), reason, len(tokens))
-    return OracleResult(scores, "", reason, len(tokens), is_salvaged)
+    return OracleResult(said.scores, "", reason, len(tokens), said.is_embedded, reason=said.reason)
 
 
 def _final_text(tokens: Sequence[int], opened: bool) -> tuple[str, str | None, bool]:

@@ -223,7 +223,8 @@ class HttpOracle(MeasuredOracle):
         result = self._dialect.read_reply(reply.value)
         raw = self._clean(result.raw, RAW_CHARS)
         reason = self._clean(result.finish_reason, REASON_CHARS)
-        return replace(result, raw=raw, finish_reason=reason)
+        said = self._clean(result.reason, RAW_CHARS)
+        return replace(result, raw=raw, finish_reason=reason, reason=said)
 
     def _down(self, flow: Flow, reply: ServerReply, expected: str) -> LabelError:
         found = reply.reason

@@ -65,6 +65,7 @@ class TemplatePrompt:
         self._options = {"enable_thinking": reasoning != "none"}
         self._before, self._after = self._render(checkpoint, rubric.text())
         self._max_tokens = max_tokens
+        self._has_reason = rubric.has_reason
         num_fixed = len(self._ids(""))
         self._max_document_tokens = require_room(max_tokens, num_fixed)
         self.to_final = tuple(self._tokenizer.encode_with_specials(_END_OF_THOUGHTS))
@@ -144,9 +145,10 @@ class TemplatePrompt:
         false if the model reached the token limit."""
         thoughts, answer = without_thoughts(self._answer(tokens))
         reason = "stop" if has_stopped else "length"
-        scores, is_salvaged = read_scores(answer, extract_embedded, scale)
-        if scores is not None:
-            return OracleResult(scores, "", reason, len(tokens), is_salvaged)
+        said = read_scores(answer, extract_embedded, scale, self._has_reason)
+        if said.scores is not None:
+            embedded = said.is_embedded
+            return OracleResult(said.scores, "", reason, len(tokens), embedded, reason=said.reason)
         if has_stopped:
             empty = "reasoning_only" if thoughts else "empty_content"
             reason = "parse_failed" if answer.strip() else empty

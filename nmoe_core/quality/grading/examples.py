@@ -69,7 +69,7 @@ def _student_scores(run: Run, split: str) -> dict[str, float]:
 def _shown(run: Run, record: Record, student: dict[str, float]) -> dict[str, Any]:
     tokenizer = load_tokenizer(run.tokenizer)
     tokens = DocumentReader(run.tree.data).tokens(record["doc_id"], tokenizer.eos_token_id)
-    keys = ("scores", "raw", "corrected", "finish_reason")
+    keys = ("reason", "scores", "raw", "corrected", "finish_reason")
     shown = {
         "doc_id": record["doc_id"],
         "source": record["source"],

@@ -25,7 +25,7 @@ _FILES = (
     *(f"**/{SCORES_NAME}", f"**/{KNOWN_NAME}", "merged/labels_*.jsonl"),
     f"{ANSWERS_NAME}/*.jsonl",
 )
-_TEXT_FIELDS = ("snippet", "raw", "body")  # they quote the document
+_TEXT_FIELDS = ("snippet", "raw", "reason", "body")  # they quote the document
 
 
 class LabelsOf:
