@@ -31,7 +31,7 @@ def make_oracle(table: OracleTable, rubric: Rubric, base: Path) -> Oracle:
         assert table.http is not None
         http = table.http
         if http.ca_file is not None:
-            http = http.model_copy(update={"ca_file": str(resolve(http.ca_file))})
+            http = http.model_copy(update={"ca_file": str(base / http.ca_file)})
         return HttpOracle(http, rubric, _api_key(http.api_key_env), table.extract_embedded)
     scale = Scale.of(rubric)
     if not scale.with_same_grades(QUALITY):
