@@ -100,6 +100,11 @@ class HttpOracleTable(StrictModel):
     """Seed of the first request for a document; each retry adds 1."""
     concurrency: int = Field(default=64, ge=1, le=4096)
     """Number of concurrent requests."""
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    """Maximum requests per minute, evenly spaced. Default: no limit."""
+    tokens_per_minute: float | None = Field(default=None, gt=0)
+    """Maximum tokens per minute, of prompts and answers. Before a request they are estimated, with
+    the longest answer; then they are those that the server counts. Default: no limit."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Timeout of a request in seconds, including the connection."""
     max_attempts: int = Field(default=5, ge=1)

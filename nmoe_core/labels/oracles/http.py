@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # server's.
 MAX_FAILED_IN_A_ROW = 16
 RAW_CHARS = 16_000
+BYTES_PER_TOKEN = 3  # fewer than most texts have: an estimate before the server counts the tokens
 # Fields of a request that the ledger leaves out: the document, and long values that
 # `Oracle.request_digest` covers.
 _NOT_KEPT = {"messages", "prompt", "response_format", "stop_token_ids"}
@@ -101,7 +102,8 @@ class HttpOracle(MeasuredOracle):
         (E-LABEL-ORACLE), or if another model answers (E-LABEL-MIXED).
         """
         table = self._table
-        flow = Flow(table.concurrency, table.max_outage_s, self._rng)
+        rates = (table.requests_per_minute, table.tokens_per_minute)
+        flow = Flow(table.concurrency, table.max_outage_s, self._rng, *rates)
         ask = functools.partial(self._ask, flow, keep, self._endpoint())
         requests = _Requests(ask, flow, table.concurrency, enumerate(questions))
         loop = asyncio.new_event_loop()
@@ -130,14 +132,17 @@ class HttpOracle(MeasuredOracle):
         """The outcome for question number `i`, after all allowed tries."""
         table = self._table
         body = self.request(question)
+        most_tokens = len(body) // BYTES_PER_TOKEN + (self.max_new or 0)
         tries = 0
         seen = math.inf, 0
         while True:
-            await flow.enter()
+            await flow.enter(most_tokens)
+            num_tokens = 0
             try:
                 reply = await post(endpoint, body)
+                num_tokens = sum(usage_of(reply.value))
             finally:
-                flow.leave()
+                flow.leave(num_tokens)
             if keep is not None and (reply.status or reply.kind == "failure"):
                 keep(i, self._received(reply, body))
             if reply.kind == "answer":
@@ -156,6 +161,8 @@ class HttpOracle(MeasuredOracle):
             is_over = False
             if reply.kind == "failure":
                 tries += 1
+                if reply.status >= 500:
+                    flow.failed()
                 if reply.reason == "timeout":
                     is_over = flow.timed_out(hash(body)) >= MAX_FAILED_IN_A_ROW
             else:
@@ -332,7 +339,7 @@ class _Requests:
     async def _drain(self) -> None:
         """Send no further requests, and wait for the open requests, for at most `timeout_s`."""
         self._flow.is_closed = True
-        for worker in self._workers - self._flow.sending:
+        for worker in self._workers - self._flow.sending.keys():
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
 

@@ -14,17 +14,19 @@ If the server is overloaded or unreachable, the limit of concurrent requests is 
 pauses, longer each time (full jitter; Retry-After is a lower bound). After a pause, sending starts
 with one request, and each success allows one more. If the server has not answered for
 `max_outage_s`, the run ends, and documents are not marked as failed. Timeouts halve the limit too:
-a server keeps working on an abandoned request, so each retry adds to its load.
+a server keeps working on an abandoned request, so each retry adds to its load. So does a 5xx.
+
+Limits per minute are kept by even spacing, so no minute, whenever it begins, has more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import re
-import time
-from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -146,48 +148,85 @@ def backoff_s(attempt: int, rng: random.Random) -> float:
     return rng.uniform(0.5, 1.0) * min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
 
 
-class Flow:
-    """Admits at most `concurrency` concurrent requests, of the tasks in `sending`; after
-    `is_closed` is set, admits no request. `most_at_once` is the highest number of concurrent
-    requests at a timeout."""
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
-    def __init__(self, concurrency: int, max_outage_s: float, rng: random.Random) -> None:
+
+class _Rate:
+    """A limit of uses per minute. `free_at` is the time at which another use is within the
+    limit."""
+
+    def __init__(self, per_minute: float | None) -> None:
+        self._seconds = 60 / per_minute if per_minute else 0.0
+        self.free_at = -math.inf
+
+    def use(self, amount: float, now: float) -> None:
+        self.free_at = max(self.free_at, now) + amount * self._seconds
+
+    def correct(self, amount: float) -> None:
+        """Correct the amount of an earlier use by this much."""
+        self.free_at += amount * self._seconds
+
+
+class Flow:
+    """Admits at most `concurrency` concurrent requests, of the tasks in `sending`, and in each
+    minute at most `requests_per_minute` requests of `tokens_per_minute` tokens; after `is_closed`
+    is set, admits no request. `most_at_once` is the highest number of concurrent requests at a
+    timeout."""
+
+    def __init__(
+        self,
+        concurrency: int,
+        max_outage_s: float,
+        rng: random.Random,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+    ) -> None:
         self._limit = self._concurrency = concurrency
         self._max_outage_s = max_outage_s
         self._rng = rng
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._open_at = 0.0
+        self._requests = _Rate(requests_per_minute)
+        self._tokens = _Rate(tokens_per_minute)
+        self._line = asyncio.Lock()  # held by the request that is the next to be admitted
+        self._has_changed = asyncio.Event()
+        self._most = self._counted = 1  # tokens of requests at most, and as the server counts them
+        self._open_at = self._halved_until = 0.0
         self._down_since: float | None = None
         self._num_pauses = 0
         self._slow: dict[int, float] = {}  # first timeout of each document since the last answer
         # Below `_safe`, the limit grows by one per answer; above `_safe`, by one per `limit`
         # answers.
         self._safe: float = concurrency
-        self.sending: set[asyncio.Task[Any] | None] = set()
+        self.sending: dict[asyncio.Task[Any] | None, tuple[int, float]] = {}
         self.num_answered = self.num_refused = self.most_at_once = 0
         self.is_closed = False
 
-    async def enter(self) -> None:
-        while True:
-            pause_s = self._open_at - time.monotonic()
-            if pause_s > 0:
-                await asyncio.sleep(pause_s)
-            elif len(self.sending) + 1 <= self._limit:
-                self.sending.add(asyncio.current_task())
-                return
-            else:
-                place = asyncio.get_running_loop().create_future()
-                self._waiting.append(place)
-                await place
+    async def enter(self, most_tokens: int = 0) -> None:
+        """Wait until a request may be sent. It is taken to need that share of `most_tokens` that
+        earlier requests have used of theirs, and all of them before the server has counted any."""
+        async with self._line:
+            while True:
+                opens_at = max(self._open_at, self._requests.free_at, self._tokens.free_at)
+                is_full = len(self.sending) + 1 > self._limit
+                if opens_at <= _now() and not is_full:
+                    break
+                self._has_changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(None if is_full else opens_at):
+                        await self._has_changed.wait()
+            expected = most_tokens * self._counted / self._most
+            self._requests.use(1, _now())
+            self._tokens.use(expected, _now())
+            self.sending[asyncio.current_task()] = most_tokens, expected
 
-    def leave(self) -> None:
-        self.sending.discard(asyncio.current_task())
-        room = int(self._limit) - len(self.sending)
-        while self._waiting and room > 0:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_result(None)
-                room -= 1
+    def leave(self, num_tokens: int = 0) -> None:
+        """After a request; `num_tokens` as the server counts them, 0 if it does not."""
+        most_tokens, expected = self.sending.pop(asyncio.current_task())
+        if num_tokens:
+            self._tokens.correct(num_tokens - expected)
+            self._most += most_tokens
+            self._counted += num_tokens
+        self._has_changed.set()
 
     def answered(self, *, is_answer: bool = True) -> None:
         """Send more requests at once, because the server accepted a request."""
@@ -204,7 +243,7 @@ class Flow:
         Returns whether the outage is too long: the server has not answered for `max_outage_s`, or
         it requests a longer wait than that.
         """
-        now = time.monotonic()
+        now = _now()
         self.num_refused += 1
         self._down_since = now if self._down_since is None else self._down_since
         if max(now - self._down_since, retry_after_s) >= self._max_outage_s:
@@ -225,7 +264,7 @@ class Flow:
         """Halve the limit because a request timed out; after many timeouts, the limit grows slowly.
         If the last answer was at least `max_outage_s` ago, returns the number of documents that
         have timed out since; otherwise 0."""
-        now = time.monotonic()
+        now = _now()
         since = next(iter(self._slow.values()), now)
         self._slow.setdefault(document, now)
         self.most_at_once = max(self.most_at_once, len(self.sending) + 1)
@@ -235,6 +274,12 @@ class Flow:
         if 4 * len(self._slow) > self._limit:
             self._safe = self._limit
         return len(self._slow) if now - since > self._max_outage_s else 0
+
+    def failed(self) -> None:
+        """Halve the limit because the server failed; once for requests that fail together."""
+        if _now() >= self._halved_until:
+            self._halved_until = _now() + backoff_s(1, self._rng)
+            self._limit = max(1, self._limit // 2)
 
 
 def down(where: str, reason: str, expected: str, do: str = "run again when it is up") -> LabelError:
