@@ -15,9 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from nmoe_core.config.quality import OracleTable
+from nmoe_core.config.rubric import Rubric
+from nmoe_core.labels.oracle import Question
+from nmoe_core.labels.oracles import make_oracle
 from tests.core.labels.oracles.loopback import Client, Loopback
 from tests.core.labels.oracles.server import GOOD, SCORES, JudgeServer, Reply, completion
 from tests.core.labels.oracles.test_paid_answers import label
+from tests.core.small_gradings import RUBRIC
 from tests.refusals import refused
 
 JUDGE = "http://judge.invalid/v1"  # a name that only a proxy can find
@@ -135,7 +140,11 @@ def test_a_certificate_is_accepted_if_a_file_names_it(
 ) -> None:
     with refused("E-LABEL-ORACLE", naming=["CERTIFICATE", "ca_file"]):
         secure.ask_one(base_url=_https(secure))
-    assert secure.ask_one(base_url=_https(secure), ca_file=str(certificate)).scores == SCORES
+    http = secure.table(base_url=_https(secure), ca_file=certificate.name)
+    table = OracleTable(kind="http", http=http)
+    oracle = make_oracle(table, Rubric.load(RUBRIC), certificate.parent)
+    ((_, result),) = oracle.label([Question("a document")])
+    assert result.scores == SCORES
     with refused("E-CONFIG", naming=["no_such.pem", "ca_file"]):
         secure.ask_one(base_url=_https(secure), ca_file="no_such.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
