@@ -91,6 +91,9 @@ _MEANINGS = {
     "labels_reused": "documents whose text the oracle had labelled before",
     "oracle_calls": "documents scored in this run; 0 if the slice was current",
     "failures": "labels without scores, by finish reason",
+    "requests, retries": "requests to the oracle's server in this run, and how many of them were "
+    "about a text that had been sent before",
+    "spent": "what the tokens of this run cost, at the prices of [oracle.http]",
     "tokens_in, tokens_out": "tokens of prompts and of answers in this run, as the server counts",
     "n": "val documents that measure it; it was not fitted on them",
     "spearman": "rank correlation with the oracle's aggregate, -1..1",

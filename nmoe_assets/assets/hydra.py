@@ -68,7 +68,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         f"{', '.join(run.rubric.dimensions)}, in the order of the sample's column.",
         facts=(
             *("parse_rate", "salvaged", "failures", "oracle_calls", "labels_reused"),
-            "tokens_in, tokens_out",
+            *("requests, retries", "tokens_in, tokens_out", "spent"),
         ),
         code_version=settings.labels(run).version,
         deps=[

@@ -245,6 +245,13 @@ class OracleTable(StrictModel):
             raise ValueError('kind = "http" needs [oracle.http] base_url and model')
         return self
 
+    def cost(self, tokens_in: int, tokens_out: int) -> float | None:
+        """What tokens of prompts and answers cost; None without prices."""
+        http = self.http
+        if self.kind != "http" or http is None or http.input_price is None:
+            return None
+        return (tokens_in * http.input_price + tokens_out * (http.output_price or 0.0)) / 1e6
+
 
 class BackboneTable(ModelTable):
     """`[backbone]`: the frozen model. `kind = "tiny"` makes a small model with seeded random

@@ -150,6 +150,10 @@ class Ledger:
             attempts += 1
         return Outcome(result or refusal, before.attempts + attempts, num_refused, num_failures)
 
+    def has_reply(self, request_digest: str, text_sha256: str) -> bool:
+        """Whether there is a reply about a text."""
+        return _key(request_digest, text_sha256) in self._places
+
     def has(self, request_digest: str, text_sha256: str, attempt: int, body: str) -> bool:
         """Whether exactly this reply is in the ledger."""
         entries = self._entries(_digest(request_digest), bytes.fromhex(text_sha256))
@@ -208,7 +212,7 @@ class Ledger:
                 int(entry["label"]["attempts"])
             else:
                 int(entry["attempt"])
-                self.spent[request].add(_reply(entry))
+                self.spent[request].add(_reply(entry), is_retry=key in self._places)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise LabelError(
                 "a line is not an answer of an oracle",

@@ -61,7 +61,7 @@ def estimate_labels(
         rows[name] = num, tokens_in, tokens_out
     rows["all"] = tuple(map(sum, zip(*rows.values()))) or (0, 0, 0)
     return {
-        name: Estimate(num, tokens_in, tokens_out, _cost(table, tokens_in, tokens_out))
+        name: Estimate(num, tokens_in, tokens_out, table.cost(tokens_in, tokens_out))
         for name, (num, tokens_in, tokens_out) in rows.items()
     }
 
@@ -118,10 +118,3 @@ def _tokens_of_an_answer(ledger: Ledger, oracle: Oracle, table: OracleTable) -> 
     if oracle.max_new is not None:
         return oracle.max_new
     return table.engine.max_new if table.kind == "engine" else 0
-
-
-def _cost(table: OracleTable, tokens_in: int, tokens_out: int) -> float | None:
-    http = table.http if table.kind == "http" else None
-    if http is None or http.input_price is None or http.output_price is None:
-        return None
-    return (tokens_in * http.input_price + tokens_out * http.output_price) / 1e6

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
@@ -29,6 +29,7 @@ from nmoe_core.labels.oracle import (
 )
 from nmoe_core.labels.oracles import make_oracle
 from nmoe_core.labels.sample import draw_sample, drawn_ids, sample_fingerprints, sampled_rows
+from nmoe_core.labels.scores import rounded
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -175,8 +176,9 @@ class Labelling:
             yield job, self._label(job)
 
     def label(self, jobs: Sequence[LabelJob]) -> Iterator[tuple[LabelJob, Result]]:
-        """Label the documents of jobs. Facts: see `label_shard`, and the `scorer` and the number of
-        documents `relabelled`. Raises as `label_shard`, and LabelError if the labels would cost
+        """Label the documents of jobs. Facts: see `label_shard`, with the replies about noise; the
+        `cost` of the replies (None without prices), the `scorer`, and the number of documents
+        `relabelled`. Raises as `label_shard`, and LabelError if the labels would cost
         more than `[oracle.http] max_cost` (E-LABEL-COST)."""
         self.require_budget(jobs)
         for job in jobs:
@@ -199,10 +201,38 @@ class Labelling:
         http = self.table.http
         if self.table.kind != "http" or http is None or http.max_cost is None:
             return None
+        requests = frozenset(oracle.request_digest for oracle in self._asked().values())
+        return Budget(self.table, http.max_cost, requests)
+
+    def _asked(self) -> dict[str, Oracle]:
+        """The oracles of the labels, and of both kinds of noise."""
         first = self.oracle(self.rubric)
-        oracles = [first, self.oracle(self.rubric.turned()), Sampled(first)]
-        requests = frozenset(oracle.request_digest for oracle in oracles)
-        return Budget(http.input_price or 0.0, http.output_price or 0.0, http.max_cost, requests)
+        turned = self.oracle(self.rubric.turned())
+        return {"labels": first, "order": turned, "sampling": Sampled(first)}
+
+    def account(self) -> list[dict[str, Any]]:
+        """What all answers in the run's ledger cost, one row per model and kind of `questions`:
+        `labels`, `order` and `sampling` (noise), or `other settings` than the run's.
+
+        `retries` are requests about a text that had been sent before. `cost` is None without
+        prices, and for other settings, whose prices are not known. Raises as `Ledger`.
+        """
+        asked = self._asked() if self.table.kind == "http" else {}
+        kinds = {oracle.request_digest: kind for kind, oracle in asked.items()}
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for request, spent in Ledger(self.tree.answers).spent.items():
+            kind = kinds.get(request, "other settings")
+            row = {"rater": spent.model or self.table.kind, "questions": kind}
+            found = rows.setdefault((row["rater"], kind), row)
+            counts = {"requests": spent.replies, "retries": spent.retries, "answers": spent.answers}
+            counts |= {"tokens_in": spent.tokens_in, "tokens_out": spent.tokens_out}
+            for key, count in counts.items():
+                found[key] = found.get(key, 0) + count
+        for row in rows.values():
+            is_known = row["questions"] in asked
+            cost = self.table.cost(row["tokens_in"], row["tokens_out"])
+            row["cost"] = rounded(cost) if is_known else None
+        return list(rows.values())
 
     def ledger(self, job: LabelJob) -> Ledger:
         """The answers so far. Raises as `Ledger`."""
@@ -222,6 +252,9 @@ class Labelling:
             )
             made.append(part)
         facts = made[0].facts | {"scorer": self.oracle(self.rubric).scorer.name}
+        for key in ("replies", "retries", "tokens_in", "tokens_out"):
+            facts[key] = sum(part.facts[key] for part in made)
+        facts["cost"] = rounded(self.table.cost(facts["tokens_in"], facts["tokens_out"]))
         if len(made) > 1:
             facts["relabelled"] = made[-1].facts["total"]
         return Result(made[0].digest, facts)

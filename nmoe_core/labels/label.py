@@ -92,7 +92,8 @@ def label_shard(
         `failed` (the number of labels without scores, by finish reason, as text),
         `num_new` (questions asked by this call), `num_reused` (documents that took an earlier
         answer, or the answer about an equal text), and of this call's replies their number,
-        `replies`, and their tokens, `tokens_in` and `tokens_out`.
+        `replies`, the number of further replies about a text, `retries`, and their tokens,
+        `tokens_in` and `tokens_out`.
 
     Raises:
         LabelError: A file is damaged (E-LABEL-CORRUPT); the number of answers differs from the
@@ -181,6 +182,7 @@ class _Labelling:
             "num_new": self.num_asked,
             "num_reused": max(0, num_texts - self.num_asked),
             "replies": self.spent.replies,
+            "retries": self.spent.retries,
             "tokens_in": self.spent.tokens_in,
             "tokens_out": self.spent.tokens_out,
         }
@@ -241,8 +243,9 @@ class _Labelling:
         def keep(i: int, reply: Reply) -> None:
             one = pending[i]
             text = self._digest(one.number)
-            writer.append(self.oracle.request_digest, text, one.attempt, reply)
-            self.spent.add(reply)
+            request = self.oracle.request_digest
+            self.spent.add(reply, is_retry=ledger.has_reply(request, text))
+            writer.append(request, text, one.attempt, reply)
             self._error = self._error or self._end_of(ledger)
             if not serves(self.oracle, reply):
                 self._error = self._error or other_rater(self.oracle, reply.served)

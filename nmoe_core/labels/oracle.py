@@ -20,6 +20,7 @@ from loader.files.regular import open_file
 from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import sha256_json
+from nmoe_core.config.quality import OracleTable
 from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
 
 Record = dict[str, Any]
@@ -125,17 +126,22 @@ class Reply:
 
 @dataclass(slots=True)
 class Spent:
-    """Replies about one kind of question, and what they cost in tokens; `served` counts answers by
-    what the server said that it ran, if it said so."""
+    """Replies about one kind of question, and what they cost in tokens; `retries` counts further
+    replies about a text, and `served` counts answers by what the server said that it ran, if it
+    said so. `model` is the model that was asked."""
 
     replies: int = 0
+    retries: int = 0
     answers: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     served: Counter[str] = field(default_factory=Counter)
+    model: str = ""
 
-    def add(self, reply: Reply) -> None:
+    def add(self, reply: Reply, *, is_retry: bool) -> None:
         self.replies += 1
+        self.retries += is_retry
+        self.model = reply.sent.get("model", self.model)
         self.tokens_in += reply.tokens_in
         self.tokens_out += reply.tokens_out
         self.answers += reply.status == 200
@@ -144,11 +150,10 @@ class Spent:
 
 
 class Budget(NamedTuple):
-    """Prices per million tokens of prompts and answers, and the most that all answers to the
-    questions `asked` may cost (`Oracle.request_digest`)."""
+    """The most that all answers to these `requests` may cost (`Oracle.request_digest`), at the
+    prices of a table."""
 
-    input_price: float
-    output_price: float
+    table: OracleTable
     max_cost: float
     requests: frozenset[str]
 
@@ -157,7 +162,7 @@ class Budget(NamedTuple):
         found = [one for request, one in spent.items() if request in self.requests]
         tokens_in = sum(one.tokens_in for one in found)
         tokens_out = sum(one.tokens_out for one in found)
-        return (tokens_in * self.input_price + tokens_out * self.output_price) / 1e6
+        return self.table.cost(tokens_in, tokens_out) or 0.0
 
 
 Keep = Callable[[int, Reply], None]

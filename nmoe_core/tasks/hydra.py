@@ -60,10 +60,11 @@ def label_slices(
             "failures": made.facts["failed"],
             "oracle_calls": made.facts["num_new"],
             "labels_reused": made.facts["num_reused"],
-            "tokens_in": made.facts["tokens_in"],
-            "tokens_out": made.facts["tokens_out"],
-            "scorer": made.facts["scorer"],
+            "requests": made.facts["replies"],
+            **{key: made.facts[key] for key in ("retries", "tokens_in", "tokens_out", "scorer")},
         }
+        if made.facts["cost"] is not None:
+            facts["spent"] = made.facts["cost"]
         if job.relabel:
             facts["relabelled"] = made.facts["relabelled"]
         outputs[job.name] = Result(made.digest, facts)

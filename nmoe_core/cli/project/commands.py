@@ -17,7 +17,7 @@ from nmoe_core.base.atomic import write_bytes
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import PROJECT_FILE, add_run_flags, number, project_file, run_of
 from nmoe_core.cli.heads import show_scoreboard
-from nmoe_core.cli.output import add_verb, duration, print_json, print_table, size
+from nmoe_core.cli.output import add_verb, duration, print_json, print_rows, print_table, size
 from nmoe_core.cli.preview import print_outputs
 from nmoe_core.config.run import Run
 
@@ -323,16 +323,15 @@ def _show_report(report: dict[str, Any]) -> None:
 def _show_graders(report: dict[str, Any]) -> None:
     """Print how well the graders rank documents, and the thresholds."""
     show_scoreboard(report["heads"], report["cost"])
-    if (choice := report["grader_choice"]) is not None:
-        print(textwrap.fill(choice["sentence"], 112))
-    else:
-        print(f"grader: {report['grader']}")
+    choice = report["grader_choice"]
+    print(textwrap.fill(choice["sentence"] if choice else f"grader: {report['grader']}", 112))
     exits = ("tau_probe", "tau_student")  # 0 if no document exits early
     taus = {name: t for name, t in report["thresholds"].items() if t or name not in exits}
     print(f"thresholds: {', '.join(f'{name} {tau:.3f}' for name, tau in taus.items())}")
     if report["dropping"]:
         print(textwrap.fill(report["dropping"], 112))
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
+    print_rows(report["labels"])
     if report["backbone"] == "tiny" and report["grader"] != "student":
         print("(both are placeholders for large models: these scores do not measure quality)")
     elif report["oracle"].startswith("heuristic/"):

@@ -12,6 +12,7 @@ from loader.plan.file import load_plan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.config.run import Run
+from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.quality.calibration.graded import read_grading_summary
 from nmoe_core.quality.calibration.summary_file import read_calibration
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
@@ -233,6 +234,18 @@ def _plots(found: Iterable[Html]) -> Html:
     return element("div", *found, kind="plots")
 
 
+def _labels(corpus: Corpus) -> Iterator[object]:
+    rows = labelling_of(corpus.run).without_key().account()
+    if not rows:
+        yield paragraph("No model was asked: the labels cost nothing.")
+        return
+    yield paragraph(
+        "All answers of the oracle so far, by model and kind of question. Retries are requests "
+        "about a text that had been sent before. The cost is by the prices of [oracle.http]."
+    )
+    yield table([name.replace("_", " ") for name in rows[0]], [list(row.values()) for row in rows])
+
+
 def _heads(corpus: Corpus) -> list[Path]:
     tree = corpus.run.tree
     is_student = corpus.run.config.grading.grader == "student"
@@ -261,6 +274,7 @@ SECTIONS = (
         _signals,
         "signals",
     ),
+    Section("labels", "Labels", "label", lambda corpus: [], _labels, is_of_graders=True),
     Section("quality", "Quality", "grade", Corpus.graded, _quality, is_of_graders=True),
     Section(
         "thresholds",

@@ -42,7 +42,7 @@ def test_records_name_what_was_scored_by_whom_and_are_made_once(labelling: Label
         assert record["aggregated"] == pytest.approx(sum(record["scores"].values()) / 20)
     assert max(len(text.split()) for text in oracle.asked) == 16
     counts = {"total": len(rows), "parsed": len(rows), "salvaged": 0, "num_reused": 0}
-    spent = {"replies": len(rows), "tokens_in": 0, "tokens_out": 0, "failed": ""}
+    spent = {"replies": len(rows), "retries": 0, "tokens_in": 0, "tokens_out": 0, "failed": ""}
     assert made.facts == counts | spent | {"num_new": len(rows)}
     assert summary["total"] == summary["parsed"] == len(rows)
     assert summary["scores_sha256"] == made.digest
