@@ -21,7 +21,7 @@ from loader.order.policies import weight_unit
 from loader.order.swrr import OWED_UNIT
 from loader.plan import check as preflight
 from loader.plan import tables
-from loader.plan.build import num_windows, source_data
+from loader.plan.build import source_data
 from loader.plan.continuation import reading_order, refuse_other_reading
 from loader.plan.datasets import locate, split_dirs
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
@@ -80,7 +80,7 @@ def remix(
     with closing(Stream(plan, "train")) as stream:
         end = (steps or plan.num_sequences // batch_size) * batch_size
         n = _sequence(step, stream.num_sequences // batch_size, end // batch_size, batch_size)
-        before, known, capacities = _with_sources(plan, sources or {}, stream)
+        before, known = _with_sources(plan, sources or {})
         kept = _kept(before, n, stream)
         lr_scale = stream.schedule.lr_scale(n - 1) if n else 1.0
     for name in weighted:
@@ -93,7 +93,7 @@ def remix(
     after = replace(before, stages=(*kept, *_rest(before, kept, segments, known)))
     if _shares(plan, n) == _shares(after, n):
         return plan, certify(plan, plan, step)
-    _check_need(after, len(kept), capacities)
+    _check_zero(after, len(kept))
     preflight.check_plan(after)
     return after, certify(plan, after, step)
 
@@ -166,10 +166,10 @@ def _kept(plan: LoaderPlan, n: int, stream: Stream) -> list[PlanStage]:
 
 
 def _with_sources(
-    plan: LoaderPlan, given: Mapping[str, str | Path], stream: Stream
-) -> tuple[LoaderPlan, dict[str, SourceData], dict[str, int]]:
-    """The plan with paths relative to a directory that contains all data. Also the data and the
-    number of windows of each source, both of the plan's sources and of the given ones."""
+    plan: LoaderPlan, given: Mapping[str, str | Path]
+) -> tuple[LoaderPlan, dict[str, SourceData]]:
+    """The plan with paths relative to a directory that contains all data. Also the data of each
+    source, both of the plan's sources and of the given ones."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     trains = {name: split_dirs(Path(os.path.realpath(path)))[0] for name, path in given.items()}
     paths = {name: locate(train, False) for name, train in trains.items()}
@@ -181,7 +181,6 @@ def _with_sources(
     )
     columns = [f.name for f in fields(SourceData)]
     found = {s.name: SourceData(**{key: getattr(s, key) for key in columns}) for s in moved.sources}
-    capacities = dict(zip(stream.source_names, stream.capacities))
     for name, manifest in manifests.items():
         data = source_data(name, moved.base, paths[name], manifest)
         if data.content_hash != found.setdefault(name, data).content_hash:
@@ -193,12 +192,10 @@ def _with_sources(
                 do="give the new data a name that the plan does not use",
                 code="E-PLAN-DATA",
             )
-        if name not in capacities:
-            capacities[name] = num_windows(manifest, plan)
         for read in plan.consumed:
             if read.source == name:
                 refuse_other_reading(data, read, reading_order(plan))
-    return moved, found, capacities
+    return moved, found
 
 
 def _rest(
@@ -264,29 +261,15 @@ def _shares(plan: LoaderPlan, n: int) -> list[tuple[int, int, dict[str, int], fl
     return found
 
 
-def _check_need(after: LoaderPlan, num_kept: int, capacities: Mapping[str, int]) -> None:
-    """Raise PlanError if the rest of the run needs more windows of a source than are left."""
+def _check_zero(after: LoaderPlan, num_kept: int) -> None:
+    """Raise PlanError if a source is named after the edit, but is never read."""
     asked = replace(after, stages=after.stages[num_kept:]).taken()
-    read = replace(after, stages=after.stages[:num_kept]).taken()
+    read = after.taken()
     read.update({c.source: c.sequences for c in after.consumed})
-    for source in after.sources:
-        limit = 0 if after.on_exhaust == "first_exhausted" else after.epoch_limit(source.max_epochs)
-        count = asked[source.name]
-        in_all = capacities[source.name] * limit
-        if after.wraps_tokens:
-            in_all = preflight.num_windows(source.num_tokens * limit, after.seq_len, after.stride)
-        if limit and count > in_all - read[source.name]:
+    for name, count in asked.items():
+        if not count and not read[name]:
             raise PlanError(
-                f"source {source.name!r} has too few windows left",
-                where="remix",
-                found=f"{in_all - read[source.name]} windows left to read",
-                expected=f"{count} windows, the share of its weight",
-                do="lower its weight, shorten the run, or add data under another name",
-                code="E-PLAN-SHORT",
-            )
-        if source.name in asked and not count and not read[source.name]:
-            raise PlanError(
-                f"source {source.name!r} gets no sequence",
+                f"source {name!r} gets no sequence",
                 where="remix",
                 found=f"{asked.total()} sequences left in the run",
                 do="raise its weight, make the run longer, or remove it",

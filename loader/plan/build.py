@@ -19,7 +19,6 @@ from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage
 from loader.plan.records import PLAN_FORMATS, LoaderPlan, PlanSource, PlanStage, SourceData
-from loader.plan.schedule import check_capacities
 from loader.plan.settings import CROPPED, PlanSettings, StreamSettings
 from loader.plan.tables import nearest
 
@@ -91,7 +90,7 @@ def build_plan(
     )
     preflight.check_plan(plan)
     if passes and plan.packing != "concat":  # otherwise `check_plan` has counted the windows
-        check_capacities(plan, [num_windows(train[s.name], settings) for s in plan.sources])
+        preflight.check_need(plan, [num_windows(train[s.name], settings) for s in plan.sources])
     return plan
 
 

@@ -7,7 +7,7 @@ with too few tokens. Directories without a manifest are read only if the plan al
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from loader.plan.settings import (
 
 _FINGERPRINT = "tokenizer_fingerprint"
 _MAX_STAGE_SOURCES = 4096
+_UNKNOWN = 2**62  # windows
 _Range = tuple[str, str, bool]  # what was found, what is expected, and whether the value is valid
 
 
@@ -115,7 +116,11 @@ def check_plan(plan: LoaderPlan, where: object = "plan") -> None:
                 expected=expected,
                 code="E-PLAN-FORMAT",
             )
-    _check_need(plan)
+    sizes = [source.num_tokens for source in plan.sources]
+    if plan.packing == "concat":
+        check_need(plan, [num_windows(size, plan.seq_len, plan.stride) for size in sizes])
+    else:  # only the documents tell the number of windows
+        check_need(plan, [_UNKNOWN * bool(size) for size in sizes])
 
 
 def check_steps(plan: LoaderPlan, num_steps: int, where: object) -> None:
@@ -223,55 +228,51 @@ def _are_unique(rows: Iterable[PlanStage | SourceData]) -> bool:
     return len(names) == len(set(names))
 
 
-def _check_need(plan: LoaderPlan) -> None:
-    if plan.packing != "concat":
-        for source in plan.sources:
-            if source.num_tokens < 1:
-                raise _short(plan, source, plan.stages[0].name, 1)
-        return
+def check_need(plan: LoaderPlan, capacities: Sequence[int]) -> None:
+    """Raise PlanError if a stage reads a source past its last window, or more often than it may be
+    repeated, and the run does not end there (E-PLAN-SHORT). capacities: windows of one pass over
+    each source."""
+    windows = dict(zip((source.name for source in plan.sources), capacities))
     taken = Counter({c.source: c.sequences for c in plan.consumed})
     for stage in plan.stages:
         for source in stage.sources:
             taken[source.name] += source.num_sequences
+            need = taken[source.name]
             if plan.on_exhaust == "first_exhausted":
-                taken[source.name] = min(1, taken[source.name])  # the run ends when the source ends
-            need = _need(plan, taken[source.name], source)
-            have = source.num_tokens * max(1, plan.epoch_limit(source.max_epochs))
-            if taken[source.name] and need > have:
-                raise _short(plan, source, stage.name, need)
+                need = min(1, need)  # the run ends when the source ends
+            limit = plan.epoch_limit(source.max_epochs)
+            have = limit * windows[source.name]
+            if plan.wraps_tokens:  # a window may begin in one pass and end in the next
+                have = num_windows(limit * source.num_tokens, plan.seq_len, plan.stride)
+            if not limit:
+                have = need * bool(source.num_tokens if plan.wraps_tokens else windows[source.name])
+            if need > have:
+                raise _short(plan, source, stage.name, windows[source.name], need)
 
 
-def _need(plan: LoaderPlan, taken: int, source: SourceData) -> int:
-    """Number of tokens that a source must have so that `taken` windows can be read."""
+def _short(plan: LoaderPlan, source: SourceData, stage: str, windows: int, need: int) -> PlanError:
     limit = plan.epoch_limit(source.max_epochs)
-    if plan.wraps_tokens and not limit:
-        return 1
-    if plan.wraps and not plan.wraps_tokens:
-        capacity = num_windows(source.num_tokens, plan.seq_len, plan.stride)
-        passes = -(-taken // capacity) if capacity else 1
-        # Complete windows are read again, so the number of windows per pass matters.
-        return max(plan.seq_len + 1, (passes if limit else 1) * source.num_tokens)
-    return (taken - 1) * plan.stride + plan.seq_len + 1
-
-
-def _short(plan: LoaderPlan, source: SourceData, stage: str, need: int) -> PlanError:
-    limit = max(1, plan.epoch_limit(source.max_epochs))
-    times = f" in max_epochs = {limit}" if limit > 1 or source.max_epochs else ""
-    passes = -(-need // max(1, source.num_tokens))
+    found = f"{windows} windows"
+    least = -(-need // limit) if limit else 1  # in each pass
+    if plan.packing == "concat":
+        found = f"{source.num_tokens} tokens"
+        least = (least - 1) * plan.stride + plan.seq_len + 1 if limit else 1
+    expected = f"at least {least} by the end of the stage"
+    do = "prepare more of it, lower its weight, or make the run shorter"
+    if limit:
+        passes = -(-need // max(1, windows))
+        expected += f", or {passes} epochs"
+        again = 'on_exhaust = "wrap"'
+        if source.max_epochs or plan.max_epochs:
+            again = f"{'its ' * bool(source.max_epochs)}max_epochs = {passes}"
+        do += f", or set {again}"
     return PlanError(
         f"source {source.name!r} is too short for stage {stage!r}",
-        found=f"{limit * source.num_tokens} tokens{times}",
-        expected=f"at least {need} by the end of the stage, in {passes} epochs",
-        do=f"prepare more of it, lower its weight or the budget, {repeat_it(plan, source, passes)}",
+        found=found + f" in each of {limit} epochs" * (limit > 1),
+        expected=expected,
+        do=do,
         code="E-PLAN-SHORT",
     )
-
-
-def repeat_it(plan: LoaderPlan, source: SourceData, passes: int) -> str:
-    """How to read a source so many times, for the end of an error's text."""
-    if source.max_epochs or plan.max_epochs:
-        return f"or set {'its ' * bool(source.max_epochs)}max_epochs = {passes}"
-    return 'or set on_exhaust = "wrap" to repeat it'
 
 
 def _scan(directory: Path, vocabulary: Vocabulary) -> Manifest:

@@ -17,7 +17,7 @@ import numpy as np
 from loader.errors import PlanError
 from loader.order.policies import Sequential, Shares, Stretch, make_schedule
 from loader.order.shuffle import BlockPermutation, Permutation, hashes, key_of
-from loader.plan.check import repeat_it
+from loader.plan.check import check_need
 from loader.plan.records import LoaderPlan
 
 # Purposes of keys derived from the plan's seed.
@@ -162,8 +162,7 @@ class PlanSchedule:
 
 
 def _train_parts(plan: LoaderPlan, capacities: Sequence[int], passed: np.ndarray) -> list[Stretch]:
-    if not plan.wraps_tokens:
-        check_capacities(plan, capacities)
+    check_need(plan, capacities)
     index = {source.name: i for i, source in enumerate(plan.sources)}
     # Each continuation has another order: if all continuations started with the same order, the
     # same sources would get more at each start.
@@ -228,25 +227,6 @@ def _valid_part(plan: LoaderPlan, capacities: Sequence[int]) -> Stretch:
     schedule = Sequential(capacities)
     base = np.zeros(len(capacities), np.int64)
     return Stretch(0, schedule.num_sequences, base, np.arange(len(capacities)), schedule)
-
-
-def check_capacities(plan: LoaderPlan, capacities: Sequence[int]) -> None:
-    """Raise PlanError if a source has fewer windows than the plan reads (E-PLAN-SHORT). capacities:
-    windows of one pass over each source."""
-    taken = plan.taken()
-    taken.update({c.source: c.sequences for c in plan.consumed})
-    for source, capacity in zip(plan.sources, capacities):
-        need = taken[source.name]
-        limit = 0 if plan.on_exhaust == "first_exhausted" else plan.epoch_limit(source.max_epochs)
-        if need and (capacity < 1 or (limit and need > limit * capacity)):
-            passes = -(-need // max(1, capacity))
-            raise PlanError(
-                f"source {source.name!r} is too short",
-                found=f"{capacity} windows" + (f" in each of {limit} epochs" if limit > 1 else ""),
-                expected=f"at least {need if limit else 1}" + f", in {passes} epochs" * (limit > 0),
-                do=f"prepare more of it, lower its weight, {repeat_it(plan, source, passes)}",
-                code="E-PLAN-SHORT",
-            )
 
 
 def _by_source(sources: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:

@@ -104,7 +104,9 @@ def test_impossible_settings_of_packed_rows_are_refused(packed_tree, tmp_path):
         open_loader(packed | unindexed)
     source, *others = plan.stages[0].sources
     empty = replace(plan.stages[0], sources=(replace(source, num_tokens=0), *others))
-    with refused("E-PLAN-SHORT", naming=["'web' is too short", "found 0 tokens", "at least 1 by"]):
+    with refused(
+        "E-PLAN-SHORT", naming=["'web' is too short", "found 0 windows", "at least 100 by"]
+    ):
         check_plan(replace(plan, stages=(empty,)))
 
 

@@ -186,9 +186,12 @@ def test_a_longer_run_or_a_new_phase_loads_where_the_past_is_the_same(tree, poli
 def test_where_the_past_differs_the_error_names_the_ways_to_change_a_run(
     tree, before, after, differs
 ):
-    ways = [differs, "nmoe remix PLAN --state STATE", "loader.remix", 'load {"datasets"']
-    with refused("E-STATE-PLAN", naming=ways):
+    ways = [differs, 'load {"datasets"']
+    with refused("E-STATE-PLAN", naming=ways) as caught:
         grown(tree, before, after)
+    can_be_remixed = differs in ("quota_sequences", "train@4")
+    remix = "nmoe remix PLAN --state STATE --weights A=1 --steps N -o NEW` (loader.remix)"
+    assert (remix in str(caught.value)) == can_be_remixed
 
 
 def test_a_source_without_a_sequence_before_a_phase_is_named_with_the_steps(tree):

@@ -337,7 +337,7 @@ def test_the_learning_rate_stays_unless_a_phase_changes_it(tree):
             5,
             {"steps": 303},
             "E-PLAN-SHORT",
-            ["'ant' has too few windows left", "1180 windows left", "expected 1192"],
+            ["'ant' is too short for stage 'remix@5'", "found 4801 tokens", "at least 4849 by"],
         ),
     ],
 )
@@ -415,7 +415,7 @@ def test_counts_of_another_run_stay_counted(tree):
     strange.load_state_dict({"datasets": other})
     with refused("E-STATE-DATA", naming=["'cat'"]):
         remix(strange.plan, 5, **state)
-    with refused("E-PLAN-SHORT", naming=["1080 windows left to read", "expected 1104"]):
+    with refused("E-PLAN-SHORT", naming=["'ant' is too short", "stage 'remix@5'"]):
         remix(loader.plan, 5, weights={"ant": 1}, steps=143)
 
 
