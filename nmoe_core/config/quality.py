@@ -94,6 +94,13 @@ class HttpOracleTable(StrictModel):
     """Send the API key without encryption, to an http:// URL of another machine."""
     max_new: int = Field(default=2048, ge=1)
     """Maximum tokens of an answer."""
+    grades: Literal["written", "expected"] = "written"
+    """`written`: the grades of the answer; `expected`: each grade is the mean of the digits that
+    the model could have written, weighed by their probability. Needs `api = "chat"` and a server
+    that returns log-probabilities."""
+    min_grade_mass: float = Field(default=0.5, gt=0, le=1)
+    """With `grades = "expected"`: the least probability of all grades together, at the place of
+    each grade; below it the label fails."""
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
     """Reasoning effort to request; with `completions` only none or low."""
     seed: int = 0
@@ -205,6 +212,14 @@ class HttpOracleTable(StrictModel):
             raise ValueError("set both input_price and output_price, or neither")
         if self.max_cost is not None and self.input_price is None:
             raise ValueError("max_cost needs input_price and output_price")
+        return self
+
+    @model_validator(mode="after")
+    def _has_probabilities(self) -> HttpOracleTable:
+        if self.grades == "expected" and self.api != "chat":
+            raise ValueError('grades = "expected" needs api = "chat"')
+        if self.grades != "expected" and "min_grade_mass" in self.model_fields_set:
+            raise ValueError('min_grade_mass has no effect without grades = "expected"')
         return self
 
     @model_validator(mode="after")

@@ -49,7 +49,8 @@ def correct_label(
     # A failed label does not hold the scale of its rubric.
     scale = scale_in(found) if found["ok"] else _scale_of_run(run, found)
     before = read_corrections(run.tree).get(_key(found), {}).get(by, found)
-    label = scale.label(parse_scores({**(before.get("scores") or {}), **scores}, scale))
+    known = {name: round(grade) for name, grade in (before.get("scores") or {}).items()}
+    label = scale.label(parse_scores({**known, **scores}, scale))
     return _append(run.tree, found, by, note, label | {"was": found.get("scores")})
 
 

@@ -247,7 +247,7 @@ def label_record(
         answer: Record = {"raw": result.raw, "answered": result.is_answer}
     else:
         answer = {"reason": result.reason} if result.reason else {}
-        answer |= oracle.scale.label(parse_scores(result.scores, oracle.scale))
+        answer |= oracle.scale.label(parse_scores(result.scores, oracle.scale, is_combined=True))
     return {
         "doc_id": row[0],
         "source": row[1],

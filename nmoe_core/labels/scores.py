@@ -201,11 +201,13 @@ def _bad_scores(found: str, expected: str) -> LabelError:
 
 
 class Answer(NamedTuple):
-    """What a final answer says: the scores, or None; whether it also has other text; the reason."""
+    """What a final answer says: the scores, or None; whether it also has other text; the reason;
+    the text of the object."""
 
     scores: dict[str, float] | None = None
     is_embedded: bool = False
     reason: str = ""
+    text: str = ""
 
 
 def read_scores(
@@ -232,7 +234,7 @@ def _read_object(text: str, scale: Scale, has_reason: bool) -> Answer:
         reason = value.pop(REASON) if next(iter(value), None) == REASON else None
         if not isinstance(reason, str) or not reason.strip():
             raise _bad_scores(repr(reason), f"a text under {REASON!r}, the first key")
-    return Answer(parse_scores(value, scale), False, reason)
+    return Answer(parse_scores(value, scale), False, reason, text)
 
 
 def rounded(value: float | np.floating[Any] | None) -> float | None:

@@ -16,6 +16,7 @@ import orjson
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.config.rubric import REASON, Rubric
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, OracleResult, Question
+from nmoe_core.labels.oracles.expected import TOP_LOGPROBS, expected_scores, require_digits
 from nmoe_core.labels.oracles.harmony import NO_LIMIT, STOP_IDS, JudgePrompt, encoding, fenced
 from nmoe_core.labels.oracles.markers import BARS, FORMS, broken, pattern
 from nmoe_core.labels.scores import Scale, read_scores
@@ -62,6 +63,10 @@ def _count(value: object) -> int:
     return value if type(value) is int and 0 < value < 2**31 else 0
 
 
+# Facts on which labels depend, but replies do not.
+_NOT_ASKED = ("salvage", "max_new", "served", "min_grade_mass")
+
+
 class Dialect:
     """Builds requests to `path` below a server's base URL, and reads the replies.
 
@@ -88,7 +93,7 @@ class Dialect:
 
     def asked(self, facts: dict[str, Any]) -> dict[str, Any]:
         """The facts on which a reply depends: neither the parser, nor the limit of its length."""
-        asked = {key: facts[key] for key in facts if key not in ("salvage", "max_new", "served")}
+        asked = {key: facts[key] for key in facts if key not in _NOT_ASKED}
         extra = {k: v for k, v in self._table.extra_body.items() if k != "max_completion_tokens"}
         return asked | {"extra_body": extra, "api": self._table.api}
 
@@ -113,8 +118,8 @@ class Dialect:
         """Read the result from a reply's JSON object; scores are read only from the final answer.
 
         Finish reasons of a failure: `not_a_completion`, `empty_content`, `refusal`,
-        `reasoning_only`, `parse_failed`, or the server's own finish reason if it is not `stop`
-        (`length`, `content_filter`).
+        `reasoning_only`, `parse_failed`, `no_logprobs`, `low_grade_mass`, or the server's own
+        finish reason if it is not `stop` (`length`, `content_filter`).
         """
         try:
             choice = value["choices"][0]
@@ -126,13 +131,16 @@ class Dialect:
         num_new = usage_of(value)[1] or None
         if isinstance(content, str) and content.strip():
             said = read_scores(content, self._extract_embedded, self._scale, self._has_reason)
-            if said.scores is not None:
+            scores = said.scores
+            failed = "parse_failed"
+            if scores is not None and self._table.grades == "expected":
+                bound = self._table.min_grade_mass
+                given = choice.get("logprobs")
+                scores, failed = expected_scores(said.text, given, self._scale, bound)
+            if scores is not None:
                 is_salvaged = said.is_embedded or is_bare
                 ended = str(reason or "stop")
-                return OracleResult(
-                    said.scores, "", ended, num_new, is_salvaged, reason=said.reason
-                )
-            failed = "parse_failed"
+                return OracleResult(scores, "", ended, num_new, is_salvaged, reason=said.reason)
         elif isinstance(refusal, str) and refusal:
             failed = "refusal"
             content = refusal
@@ -160,6 +168,10 @@ class ChatDialect(Dialect):
     def __init__(self, table: HttpOracleTable, rubric: Rubric, extract_embedded: bool) -> None:
         super().__init__(table, rubric, extract_embedded)
         self._system = orjson.Fragment(orjson.dumps({"role": "system", "content": rubric.text()}))
+        if table.grades == "expected":
+            require_digits(self._scale)
+            self._fixed |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+            self.facts |= {"grades": table.grades, "min_grade_mass": table.min_grade_mass}
         self._fixed["response_format"] = response_format(self._scale, self._has_reason)
         if table.reasoning_effort is not None:
             self._fixed["reasoning_effort"] = table.reasoning_effort
