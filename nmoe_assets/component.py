@@ -11,7 +11,7 @@ from nmoe_assets.dagster_private import find_migrations_once
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.ops import sensors
 from nmoe_assets.ops.interrupts import keep_ignored
-from nmoe_assets.ops.jobs import AssetJob, task_jobs, verify_job
+from nmoe_assets.ops.jobs import AssetJob, follow_job, task_jobs, verify_job
 from nmoe_assets.ops.label_sensors import label_new, label_retries
 from nmoe_assets.ops.pipeline import pipeline_job
 from nmoe_assets.ops.retention import retention_job, retention_schedules
@@ -59,6 +59,8 @@ def _definitions(run: Run) -> dg.Definitions:
     # Dagster compares jobs by identity, so sensors must use the same objects as `jobs` below.
     jobs = {task.name: task.definition() for task in tasks}
     prep = [task for task in tasks if task.name.startswith(prefixed(run, "prep"))]
+    follow = follow_job(run, tasks)
+    jobs[follow.name] = follow.definition()
     verify = verify_job(run, plans)
     label = prefixed(run, "label")
     retention = retention_job(run, lambda: made.resolve_asset_graph().asset_check_keys)
@@ -76,7 +78,7 @@ def _definitions(run: Run) -> dg.Definitions:
         jobs=[pipeline_job(run, tasks, lambda: made), *jobs.values(), verify, retention],
         sensors=[
             automation_sensor(run),
-            sensors.source_watch(run, plans, prep, jobs),
+            sensors.source_watch(run, plans, prep, follow, jobs),
             *(_label_sensors(run, jobs[label]) if label in jobs else []),
             *sensors.failure_notices(run),
         ],

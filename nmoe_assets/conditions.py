@@ -59,14 +59,14 @@ def automation(run: Run, key: Sequence[str], inputs: Collection[dg.AssetDep]) ->
     redundant nodes. `asset_matches` is cheaper than `any_deps_match`, which reads the status of
     each input separately.
     """
-    mode = _mode(run, key[-1])
+    mode = mode_of(run, key[-1])
     if mode == "off":
         return None
     holds_up = _in_progress if mode == "make" else _in_progress | _AC.missing()
     unread = _unread(run, asset_key(run, key))
     deps = {one.asset_key: one.partition_mapping for one in inputs}
     for dep, mapping in deps.items():
-        is_followed = _mode(run, dep.path[-1]) != "off"
+        is_followed = mode_of(run, dep.path[-1]) != "off"
         if dep not in unread:
             state = _not_ready(_unread(run, dep)) if is_followed else _unusable | _failed
             if is_followed and isinstance(mapping, dg.AllPartitionMapping):
@@ -132,7 +132,8 @@ def _any_changed(deps: Collection[dg.AssetKey]) -> Condition:
     return functools.reduce(or_, inputs, _code_changed)
 
 
-def _mode(run: Run, name: str) -> str:
+def mode_of(run: Run, name: str) -> str:
+    """The mode of `[automation]` for assets of a name: `off`, `follow` or `make`."""
     kind = "curate" if name in run.config.attributes.files else _KINDS.get(name)
     if name == run.config.calibration.target_by:  # thresholds need the attribute `language`
         kind = "prep"

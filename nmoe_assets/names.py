@@ -14,6 +14,11 @@ def asset_key(run: Run, path: Sequence[str]) -> dg.AssetKey:
     return dg.AssetKey([prefix, *path] if prefix else list(path))
 
 
+def first_name(run: Run, key: dg.AssetKey) -> str:
+    """The first part of a key, without the prefix: a source, or a group of the mixture."""
+    return key.path[1 if run.config.automation.prefix else 0]
+
+
 def prefixed(run: Run, name: str) -> str:
     """`name`, or `prefix__name`, for a group, job, op, sensor or schedule."""
     prefix = run.config.automation.prefix

@@ -15,6 +15,7 @@ import dagster as dg
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
 from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
+from nmoe_assets.conditions import mode_of
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
@@ -99,6 +100,17 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         keys = [(s.name, name) for name in ("valid_shards", "valid_manifest") for s in valid]
         jobs.insert(1, job("prep_valid", keys, shard_partitions(table.num_valid_shards)))
     return jobs
+
+
+def follow_job(run: Run, jobs: Sequence[TaskJob]) -> TaskJob:
+    """`follow`: the assets with a partition per shard, and those without partitions, that
+    automation makes again when a source changes. One run makes the whole chain, so no asset waits
+    for the next evaluation of its condition."""
+    shards = shard_partitions(run.config.prep.num_shards)
+    keys = [key for job in jobs if job.partitions is shards for key in job.keys]
+    prepared = set(jobs[0].keys)
+    followed = [key for key in keys if key in prepared or mode_of(run, key.path[-1]) != "off"]
+    return TaskJob(prefixed(run, "follow"), followed, shards)
 
 
 def verify_job(run: Run, sources: list[SourcePlan]):  # as `TaskJob.definition`

@@ -1,9 +1,9 @@
 """Sensors and the schedule: all runs that the daemon requests, apart from the runs for changed
 content.
 
-If a source has new input or a moved revision, prep of the source is requested; prep compares
-content and does no work if only times changed. Each failed run is reported in one line to the log,
-and to the webhook if it is set.
+If a source has new input or a moved revision, one run of its prep, and of all that follows it, is
+requested; it compares content and does no work if only times changed. Each failed run is reported
+in one line to the log, and to the webhook if it is set.
 
 Dagster ignores a run key that it has seen before, so keys contain the time of the request in
 seconds. So an input that changes back to earlier content also gets a run.
@@ -12,27 +12,36 @@ seconds. So an input that changes back to earlier content also gets a run.
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import dagster as dg
 
 from nmoe_assets.conditions import sensor_status
-from nmoe_assets.names import asset_key, is_of_mixture, prefixed
+from nmoe_assets.names import asset_key, first_name, is_of_mixture, prefixed
 from nmoe_assets.ops.jobs import AssetJob, TaskJob
 from nmoe_assets.ops.pipeline import PART_OF, step_error
 from nmoe_assets.resources import COMMAND, Notifier
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
-from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks.prep import source_mark
+from nmoe_core.prep.mixture import SourcePlan, run_sources
+from nmoe_core.tasks.graph.require import require_tasks
+from nmoe_core.tasks.prep import is_remote, source_mark
 
 _MAX_TEXT = 500
 
 
 def source_watch(
-    run: Run, sources: list[SourcePlan], prep: list[TaskJob], definitions: Mapping[str, AssetJob]
+    run: Run,
+    sources: list[SourcePlan],
+    prep: list[TaskJob],
+    follow: TaskJob,
+    definitions: Mapping[str, AssetJob],
 ) -> dg.SensorDefinition:
-    """Requests prep of each source whose input changed since the last tick; the cursor has the
-    listing digest of each source.
+    """Requests prep of each source whose input changed since the last tick, and in the same run
+    the assets behind it that automation makes again; the cursor has the listing digest of each
+    source, and the time of the listing if the source is remote.
+
+    Local files are listed at each tick, other sources every `source_poll_interval_s`.
 
     A source without a digest in the cursor may have changed before the first tick, so prep is
     requested, which does no work if the source is current.
@@ -40,47 +49,93 @@ def source_watch(
 
     @dg.sensor(
         name=prefixed(run, "source_watch"),
-        jobs=[definitions[job.name] for job in prep],
-        minimum_interval_seconds=run.config.automation.source_poll_interval_s,
+        jobs=[definitions[job.name] for job in (*prep, follow)],
+        minimum_interval_seconds=run.config.automation.poll_interval_s,
         default_status=sensor_status(run),
-        description="Requests prep of a source with new input files or a moved revision.",
+        description="Requests prep of a source with new input files or a moved revision, and what "
+        "follows it.",
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        before: dict[str, str] = json.loads(context.cursor or "{}")
-        marks = dict(before)
+        listed = _listed(context.cursor)
         requests = []
         now = int(time.time())
         for source in sources:
+            before, listed_at = listed.get(source.name, (None, 0))
+            if 0 <= now - listed_at < run.config.automation.source_poll_interval_s:
+                continue
             try:
                 mark = source_mark(run, source)
             except (NmoeError, OSError) as error:
                 context.log.error(f"{source.name} cannot be listed: {error}")
                 continue
-            if before.get(source.name) != mark and _is_prepared(run, context.instance, source.name):
-                requests += _prep_requests(prep, source.name, f"{mark}:{now}")
-            marks[source.name] = mark
-        cursor = json.dumps(marks, sort_keys=True)
+            shards = asset_key(run, [source.name, "shards"])
+            # The first run is not automatic.
+            if before != mark and _is_made(context.instance, shards):
+                mark_now = f"{mark}:{now}"
+                requests += _requests(run, context.instance, prep, follow, source.name, mark_now)
+            listed[source.name] = mark, now if is_remote(run, source) else 0
+        cursor = json.dumps(listed, sort_keys=True)
         skipped = None if requests else dg.SkipReason("no input changed")
         return dg.SensorResult(run_requests=requests, skip_reason=skipped, cursor=cursor)
 
     return watch
 
 
-def _is_prepared(run: Run, instance: dg.DagsterInstance, source: str) -> bool:
-    """Whether the source was ever prepared; the first run is not automatic."""
-    shards = asset_key(run, [source, "shards"])
-    return instance.get_latest_materialization_event(shards) is not None
+def _listed(cursor: str | None) -> dict[str, tuple[str, int]]:
+    """The digest and the time of the last listing of each source; earlier cursors have only the
+    digest."""
+    values = json.loads(cursor or "{}").items()
+    return {name: (one, 0) if isinstance(one, str) else tuple(one) for name, one in values}
 
 
-def _prep_requests(prep: list[TaskJob], source: str, mark: str) -> Iterator[dg.RunRequest]:
-    for job in prep:
-        if keys := [key for key in job.keys if key.path[-2] == source]:
+def _is_made(instance: dg.DagsterInstance, key: dg.AssetKey) -> bool:
+    """Whether an asset was ever made."""
+    return instance.get_latest_materialization_event(key) is not None
+
+
+def _requests(
+    run: Run,
+    instance: dg.DagsterInstance,
+    prep: list[TaskJob],
+    follow: TaskJob,
+    source: str,
+    mark: str,
+) -> Iterator[dg.RunRequest]:
+    """Requests of prep of a source, in one run with what follows it, if that may be made now."""
+    jobs = [
+        replace(job, keys=[key for key in job.keys if first_name(run, key) == source])
+        for job in prep
+    ]
+    behind = _behind(run, instance, follow, source, {key for job in prep for key in job.keys})
+    if behind:
+        chain = [key for job in jobs for key in job.keys if key in follow.keys]
+        jobs = [replace(job, keys=[k for k in job.keys if k not in chain]) for job in jobs]
+        jobs.append(replace(follow, keys=[*chain, *behind]))
+    for job in jobs:
+        if job.keys:
             yield dg.RunRequest(
                 run_key=f"{job.name}:{source}:{mark}",
                 job_name=job.name,
-                asset_selection=keys,
+                asset_selection=list(job.keys),
                 tags=job.run_tags(),
             )
+
+
+def _behind(
+    run: Run, instance: dg.DagsterInstance, follow: TaskJob, source: str, prepared: set[dg.AssetKey]
+) -> list[dg.AssetKey]:
+    """What follows prep of a source: its assets and those of the whole mixture that were ever made.
+    Nothing if one run must not make all partitions, or if grading or curation would refuse inputs
+    that were made with other settings, since these inputs are made first."""
+    if run.config.automation.max_partitions_per_run is not None:
+        return []
+    try:
+        require_tasks(run, ("prep", "grade", "curate"))
+    except NmoeError:
+        return []
+    others = {plan.name for plan in run_sources(run)} - {source}
+    keys = [key for key in follow.keys if key not in prepared]
+    return [key for key in keys if first_name(run, key) not in others and _is_made(instance, key)]
 
 
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:

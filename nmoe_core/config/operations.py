@@ -88,9 +88,10 @@ class AutomationTable(StrictModel):
     plan_max_age_days: int | None = Field(default=None, ge=1)
     """Days after which the loader plan is shown as overdue. Not set: never."""
     poll_interval_s: int = Field(default=30, ge=5)
-    """Polling interval in seconds for changed content and settings."""
+    """Polling interval in seconds for changed content and settings, and for local files of
+    sources."""
     source_poll_interval_s: int = Field(default=300, ge=5)
-    """Polling interval in seconds for changed files or revisions of sources."""
+    """Polling interval in seconds for files at URLs, and for revisions of hub datasets."""
     label_retries: int = Field(default=3, ge=0)
     """Maximum number of retries of a failed slice of oracle labels; 0: no retry."""
     verify_cron: str = Field(default="0 3 * * *", min_length=9)

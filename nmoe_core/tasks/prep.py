@@ -19,6 +19,7 @@ from nmoe_core.prep.progress import logged_progress
 from nmoe_core.shards.documents import document_spans
 from nmoe_core.shards.manifest import documents_digest, left_out
 from nmoe_core.sources.open import open_reader, open_source
+from nmoe_core.sources.storage import is_url
 
 
 class ShardsResult(NamedTuple):
@@ -116,6 +117,14 @@ def source_mark(run: Run, source: SourcePlan) -> str:
     """
     splits = ("train", "valid") if source.has_valid else ("train",)
     return sha256_json([_listing(run, source, split) for split in splits])
+
+
+def is_remote(run: Run, source: SourcePlan) -> bool:
+    """Whether a listing of the source asks another machine: files at URLs, or a hub dataset."""
+    spec = source.spec
+    if spec.hf_dataset is not None:
+        return not (run.base / spec.hf_dataset).is_dir()
+    return any(is_url(path) for path in (*spec.paths, *spec.valid_paths))
 
 
 def _listing(run: Run, source: SourcePlan, split: str) -> list[list[str]]:

@@ -16,7 +16,17 @@ from tests.assets.small_project import program_of
 from tests.project import REPOSITORY, jsonl_source, output_of, write_project
 
 DEMO_SOURCES = ("stdlib", "package_docs", "docstrings")
-JOBS = {"pipeline", "prep", "label", "train_heads", "grade", "curate", "verify", "retention"}
+JOBS = {
+    "pipeline",
+    "prep",
+    "label",
+    "train_heads",
+    "grade",
+    "curate",
+    "follow",
+    "verify",
+    "retention",
+}
 
 
 def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.MonkeyPatch) -> None:

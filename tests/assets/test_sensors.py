@@ -2,7 +2,7 @@
 
 import json
 from http.server import BaseHTTPRequestHandler
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import dagster as dg
 import pytest
@@ -50,6 +50,51 @@ def test_a_source_without_a_mark_is_prepared_once_if_it_ever_was(
     assert tick("source_watch", defs, in_memory, first.cursor).run_requests == []
 
 
+def test_one_run_makes_what_follows_a_changed_source(
+    run: Run, defs: dg.Definitions, prepared: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ("docs/quality_scores", "docs/curated", "code/curated", "mixture/loader_plan")
+    for name in made:
+        key = AssetKey.from_user_string(name)
+        prepared.report_runless_asset_event(dg.AssetMaterialization(key))
+    marks = {"docs": "a"}
+    monkeypatch.setattr(sensors, "source_mark", lambda run, source: marks.get(source.name, "-"))
+    first = tick("source_watch", defs, prepared, None)
+    marks["docs"] = "b"
+    changed = tick("source_watch", defs, prepared, first.cursor)
+    found = {
+        request.job_name: {key.to_user_string() for key in request.asset_selection}
+        for request in changed.run_requests
+    }
+    # Assets that were never made, such as the topics, are not made now; nor those of other sources.
+    prep = {"docs/shards", "docs/manifest", "docs/docid_slices"}
+    assert found == {
+        "prep_valid": {"docs/valid_shards", "docs/valid_manifest"},
+        "follow": prep | {"docs/quality_scores", "docs/curated", "mixture/loader_plan"},
+    }
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"automation.max_partitions_per_run": 1},
+        {"automation.grade": "off", "automation.curate": "off"},
+    ],
+)
+def test_a_changed_source_requests_prep_alone_if_nothing_may_follow(
+    run: Run, prepared: DagsterInstance, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = dg.AssetMaterialization(AssetKey(["docs", "quality_scores"]))
+    prepared.report_runless_asset_event(scores)
+    defs = build_definitions(Run(run.path, settings))
+    marks = {"docs": "a"}
+    monkeypatch.setattr(sensors, "source_mark", lambda run, source: marks.get(source.name, "-"))
+    first = tick("source_watch", defs, prepared, None)
+    marks["docs"] = "b"
+    changed = tick("source_watch", defs, prepared, first.cursor)
+    assert asked(changed) == {("prep", "docs"), ("prep_valid", "docs")}
+
+
 def test_an_input_that_changes_back_counts_as_a_change_each_time(
     prepared: DagsterInstance, defs: dg.Definitions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +140,9 @@ def test_new_input_requests_prep_of_its_source_alone(
         new.unlink()
     assert asked(added) == {("prep", "notes")}
     assert json.loads(added.cursor)["docs"] == json.loads(settled.cursor)["docs"]
+    # Cursors of earlier versions have only the digests.
+    earlier = json.dumps({name: mark for name, (mark, _) in json.loads(added.cursor).items()})
+    assert asked(tick("source_watch", defs, prepared, earlier)) == {("prep", "notes")}
 
 
 def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
@@ -104,13 +152,20 @@ def test_a_moved_revision_of_a_hub_dataset_requests_prep_of_it_once(
     hub = mixture.read_text().replace("./in/notes", "org/notes")
     (run.base / "hub_mixture.toml").write_text(hub)
     (run.base / "hub.toml").write_text(config.replace("mixture.toml", "hub_mixture.toml"))
-    commit = ["a" * 40]
+    commit, clock = ["a" * 40], [1_000_000.0]
     monkeypatch.setattr(DatasetsSource, "_commit", property(lambda self: commit[0]))
+    monkeypatch.setattr(sensors.time, "time", lambda: clock[0])
     defs = build_definitions(Run(run.base / "hub.toml"))
     first = tick("source_watch", defs, prepared, None)
-    assert tick("source_watch", defs, prepared, first.cursor).run_requests == []
+    clock[0] += 300
+    again = tick("source_watch", defs, prepared, first.cursor)
+    assert again.run_requests == []
     commit[0] = "b" * 40
-    moved = tick("source_watch", defs, prepared, first.cursor)
+    clock[0] += 290
+    too_early = tick("source_watch", defs, prepared, again.cursor)
+    assert too_early.run_requests == [], "the hub is asked every five minutes"
+    clock[0] += 10
+    moved = tick("source_watch", defs, prepared, too_early.cursor)
     assert asked(moved) == {("prep", "notes")}
     assert tick("source_watch", defs, prepared, moved.cursor).run_requests == []
 
