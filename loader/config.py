@@ -34,7 +34,7 @@ from loader.plan.packaged import find_config
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import local_data
 from loader.plan.settings import KEYS, LOCAL_CACHE, TOKENIZER_FILES, RunSettings, checked
-from loader.plan.streaming import StoredPlan
+from loader.plan.streaming import open_stored
 
 # Sections of a run's TOML that can also be separate files, and the keys that name these files.
 _SECTIONS = {"mixtures": "mixture_toml", "flow": "flow_profiles_toml"}
@@ -76,7 +76,7 @@ def resolve_plan(
         return cfg
     if isinstance(cfg, str | Path):
         if is_url(cfg):
-            return StoredPlan(address(cfg), cache_dir, cache_bytes).open()
+            return open_stored(address(cfg), cache_dir, cache_bytes)
         if Path(cfg).suffix == ".json":
             return load_plan(cfg)
         if Path(cfg).is_dir():

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from loader.errors import PlanError, StateError
 from loader.files.checksummed_json import check_seal, sealed
 from loader.plan.check import check_plan
@@ -34,7 +32,6 @@ _REMIXED = ("plan.stages", "plan_hash")
 # The values of a plan that may differ if the windows before the position are the same.
 _MAY_DIFFER = ("stages", "batch_size", "masked", "on_exhaust", "max_epochs")
 _ENDLESS = 2**40
-_CHUNK = 1 << 16
 
 
 def make_state(
@@ -185,23 +182,14 @@ def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str, strea
         schedule = PlanSchedule(before, split, capacities)
     except (AttributeError, KeyError, TypeError, PlanError):
         return False
-    data = [
-        [f"{source.name} {source.content_hash}" for source in sources]
-        for sources in (before.sources, plan.sources)
-    ]
-    number = {name: i for i, name in enumerate(dict.fromkeys(data[0] + data[1]))}
-    ids = [np.array([number[name] for name in names]) for names in data]
     n = state["global_sequence_index"]
     if n > min(schedule.num_sequences, stream.num_sequences):
         return False
-    for start in range(0, n, _CHUNK):
-        stop = min(n, start + _CHUNK)
-        sources, windows = schedule.in_order(start, stop)
-        own_sources, own_windows = stream.schedule.in_order(start, stop)
-        is_same = ids[0][sources] == ids[1][own_sources]
-        if not (is_same & (windows == own_windows)).all():
-            return False
-    return True
+    digests = [
+        order.past_digest([f"{s.name} {s.content_hash}" for s in own.sources], n)
+        for order, own in ((schedule, before), (stream.schedule, plan))
+    ]
+    return digests[0] == digests[1]
 
 
 def _plan_of(identity: Mapping[str, Any]) -> LoaderPlan:

@@ -5,7 +5,6 @@ of each source that are read before and after the step. `verify_certificate` rec
 certificate from the two plans and the manifests of their data. Format: docs/formats.md.
 """
 
-import hashlib
 import json
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 
 CERTIFICATE_FORMAT = "nmoe-remix/1"
-_CHUNK = 1 << 16
 _MAX_BYTES = 128 * 2**20
 
 
@@ -83,7 +81,7 @@ def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
             raise _refused("step", ends, f"at least {n}")
         if new.num_sequences < n + after.batch_size:
             raise _refused("plan_after", ends, f"a step after sequence {n}")
-        digests = [_prefix_digest(stream, n) for stream in (old, new)]
+        digests = [s.schedule.past_digest(s.source_names, n) for s in (old, new)]
         if digests[0] != digests[1]:
             raise _refused("prefix_sha256", digests[1], digests[0])
         end = new.num_sequences // after.batch_size * after.batch_size
@@ -121,19 +119,6 @@ def verify_certificate(path: str | Path) -> Certificate:
             found = repr(value.get(key))
             raise _refused(key, found[:200], repr(expected[key])[:200])
     return made
-
-
-def _prefix_digest(stream: Stream, n: int) -> str:
-    """SHA-256 over the sorted names of the sources that are read before sequence `n`, and over
-    source and window of each sequence in the order of the policy, as little-endian int64."""
-    read = stream.schedule.counts_before(n)
-    names = sorted(name for name, count in zip(stream.source_names, read) if count)
-    ids = np.array([names.index(x) if x in names else -1 for x in stream.source_names], "<i8")
-    digest = hashlib.sha256("\n".join([str(n), *names]).encode())
-    for start in range(0, n, _CHUNK):
-        sources, windows = stream.schedule.in_order(start, min(n, start + _CHUNK))
-        digest.update(ids[sources].tobytes() + windows.astype("<i8").tobytes())
-    return digest.hexdigest()
 
 
 def _refused(where: object, found: str, expected: str) -> PlanError:

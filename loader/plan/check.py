@@ -51,11 +51,12 @@ def open_data(plan: LoaderPlan, source: SourceData) -> Manifest:
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
     manifest = read_data(resolve_inside(plan.base, source.manifest), vocabulary)
     agreed_vocabulary([(source.name, manifest)], vocabulary)
-    _check_data(source, manifest)
+    check_data(source, manifest, manifest.path)
     return manifest
 
 
-def _check_data(source: SourceData, manifest: Manifest) -> None:
+def check_data(source: SourceData, manifest: Manifest, where: str | Path) -> None:
+    """Raise PlanError if a manifest is not the one of a plan's source (E-PLAN-DATA)."""
     for what, found, expected in (
         ("content digest", manifest.content_digest(), source.content_hash),
         ("number of tokens", manifest.total_tokens, source.num_tokens),
@@ -63,7 +64,7 @@ def _check_data(source: SourceData, manifest: Manifest) -> None:
         if found != expected:
             raise PlanError(
                 f"{what} of source {source.name!r} differs from the plan",
-                where=manifest.path,
+                where=where,
                 found=found,
                 expected=expected,
                 do="build the plan again, or restore the data from which it was built",
@@ -77,7 +78,7 @@ def open_twins(plan: LoaderPlan) -> list[tuple[Manifest, int, int]]:
     found = []
     for twin in plan.twins:
         manifest = read_data(resolve_inside(plan.base, twin.manifest), Vocabulary())
-        _check_data(twin, manifest)
+        check_data(twin, manifest, manifest.path)
         found.append((manifest, twin.seq_len, twin.stride))
     return found
 

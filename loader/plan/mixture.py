@@ -8,7 +8,7 @@ docs/formats.md.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,12 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """A `[mixtures.<name>]` table. weights: size of each source in 10^9 tokens. max_epochs: of
-    each source, 0 if it sets none."""
+    """A `[mixtures.<name>]` table. The weight of a source is its size in 10^9 tokens."""
 
     name: str
     total_tokens_b: float
     sample_temperature: float
-    weights: dict[str, float]
-    max_epochs: dict[str, int]
+    sources: tuple[StageSource, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +189,10 @@ def _stage(flow: _Flow, name: str, mixture: _Mixture, scale: Fraction, where: st
     if num_tokens < 1:
         raise ConfigError("stage has no tokens", where=f"{where}, stage {name}", found=num_tokens)
     temperature = flow.numbers.get("sample_temperature", mixture.sample_temperature)
-    tempered = temper(list(mixture.weights.values()), temperature)
+    tempered = temper([source.weight for source in mixture.sources], temperature)
     sources = tuple(
-        StageSource(
-            source, weight, None if temperature == 1 else listed, mixture.max_epochs[source]
-        )
-        for (source, listed), weight in zip(mixture.weights.items(), tempered)
+        replace(source, weight=weight, listed=None if temperature == 1 else source.weight)
+        for source, weight in zip(mixture.sources, tempered)
     )
     return Stage(name, mixture.name, num_tokens, sources, temperature)
 
@@ -213,20 +209,18 @@ def _read_mixture(name: str, table: dict[str, Any], where: str) -> _Mixture:
     rows = table.get("sources")
     if not isinstance(rows, list) or not rows:
         raise ConfigError("a mixture needs sources", where=where, expected="[[...sources]]")
-    weights: dict[str, float] = {}
-    passes: dict[str, int] = {}
+    sources: dict[str, StageSource] = {}
     for i, row in enumerate(rows):
-        source_id, tokens_b = _read_source(row, f"{where}.sources[{i}]")
-        if source_id in weights:
-            raise ConfigError("a source id appears twice", where=where, found=repr(source_id))
-        weights[source_id] = tokens_b
-        passes[source_id] = max_epochs(row, f"{where}.sources[{i}]")
-    total_b = sum(weights.values())
+        source = _read_source(row, f"{where}.sources[{i}]")
+        if source.name in sources:
+            raise ConfigError("a source id appears twice", where=where, found=repr(source.name))
+        sources[source.name] = source
+    total_b = sum(source.weight for source in sources.values())
     if not total_b:
         raise ConfigError("all weights are zero", where=where, expected="a tokens_b above 0")
     given = {"total_tokens_b": total_b, "sample_temperature": 1.0} | table
     numbers = _numbers(given, ("total_tokens_b", "sample_temperature"), where)
-    return _Mixture(name, **numbers, weights=weights, max_epochs=passes)
+    return _Mixture(name, **numbers, sources=tuple(sources.values()))
 
 
 def max_epochs(source: Mapping[str, Any], where: str) -> int:
@@ -234,7 +228,7 @@ def max_epochs(source: Mapping[str, Any], where: str) -> int:
     return int(tables.number(source.get("max_epochs", 0), f"{where}.max_epochs", whole=True))
 
 
-def _read_source(value: Any, where: str) -> tuple[str, float]:
+def _read_source(value: Any, where: str) -> StageSource:
     table = tables.table(value, where)
     for key in ("id", "tokens_b"):
         if key not in table:
@@ -253,7 +247,8 @@ def _read_source(value: Any, where: str) -> tuple[str, float]:
             found=repr(source_id),
             expected="no slash, '#', quote or control character, and no leading dot",
         )
-    return source_id, tables.number(table["tokens_b"], f"{where}.tokens_b")
+    weight = tables.number(table["tokens_b"], f"{where}.tokens_b")
+    return StageSource(source_id, weight, max_epochs=max_epochs(table, where))
 
 
 def _read_flow(table: dict[str, Any], where: str) -> _Flow:

@@ -35,6 +35,7 @@ from loader.files.locks import locked
 from loader.files.nested import json_value
 from loader.files.regular import read_file
 from loader.files.store import STORE_CODE, copy, read_bytes
+from loader.plan.check import check_data
 from loader.plan.file import PlanFile, malformed
 from loader.plan.records import SourceData
 from loader.plan.settings import LOCAL_CACHE
@@ -104,15 +105,7 @@ def in_parallel(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 def _fetch_planned(root: str, mirror: Path, source: SourceData) -> Manifest:
     manifest = _fetch_manifest(root, mirror, source.manifest, source.content_hash)
-    if (found := manifest.content_digest()) != source.content_hash:
-        raise PlanError(
-            f"content digest of source {source.name!r} differs from the plan",
-            where=join(root, source.manifest),
-            found=found,
-            expected=source.content_hash,
-            do="build the plan again, or restore the data from which it was built",
-            code="E-PLAN-DATA",
-        )
+    check_data(source, manifest, join(root, source.manifest))
     return manifest
 
 

@@ -6,6 +6,7 @@ its weights and quotas, and a source continues from stage to stage. Any position
 replay, and memory does not grow with the length of the run.
 """
 
+import hashlib
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ _EPOCH = 2
 _TURN = 3
 # Tokens of a block of `shuffle_blocks`: 16 MiB of uint32.
 SHUFFLED_TOKENS = 2**22
+_CHUNK = 1 << 16
 
 
 @lru_cache(maxsize=1024)
@@ -113,6 +115,18 @@ class PlanSchedule:
             at = end
         self._reorder(sources, windows)
         return sources, windows
+
+    def past_digest(self, names: Sequence[str], n: int) -> str:
+        """SHA-256 over the sorted names of the sources that are read before sequence `n`, and over
+        source and window of each sequence in the order of the policy, as little-endian int64.
+        names: of all sources."""
+        read = sorted(name for name, count in zip(names, self.counts_before(n)) if count)
+        ids = np.array([read.index(name) if name in read else -1 for name in names], "<i8")
+        digest = hashlib.sha256("\n".join([str(n), *read]).encode())
+        for start in range(0, n, _CHUNK):
+            sources, windows = self.in_order(start, min(n, start + _CHUNK))
+            digest.update(ids[sources].tobytes() + windows.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def windows_of(self, source: int, start: int, stop: int) -> np.ndarray:
         """Windows of a source at positions `[start, stop)` of its reading order, which includes the

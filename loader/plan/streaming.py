@@ -5,7 +5,7 @@ tokens' blocks; `loader.files.block_files` reads the tokens.
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,34 +20,19 @@ from loader.plan.remote import fetch_manifests, fetch_plan, fetch_whole, in_para
 from loader.plan.schedule import SHUFFLED_TOKENS
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPlan:
-    """A plan in a store.
-
-    Attributes:
-        url: Its URL.
-        cache_dir: See `fetch_plan`.
-        cache_bytes: None to copy all tokens before the first step. With a number, tokens are read
-            in blocks, through a cache of at most this size.
-    """
-
-    url: str
-    cache_dir: str | Path | None
-    cache_bytes: int | None
-
-    def open(self) -> LoaderPlan:
-        """The plan, with its files in the cache. Raises as `fetch_plan` and `load_plan`; with
-        `cache_bytes` also ConfigError if windows are shuffled and the cache is too small for all
-        of them, and FormatError if a manifest has no blocks (E-BLOCKS)."""
-        if self.cache_bytes is None:
-            return load_plan(fetch_plan(self.url, self.cache_dir))
-        fetch = partial(in_parallel, _fetch_blocks)
-        local, root, cache = fetch_manifests(self.url, self.cache_dir, fetch)
-        plan = load_plan(local)
-        _require_room(plan, self.cache_bytes)
-        readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-        store = StoreData(root, cache / "blocks", self.cache_bytes, readers)
-        return replace(plan, store=store)
+def open_stored(url: str, cache_dir: str | Path | None, cache_bytes: int | None) -> LoaderPlan:
+    """The plan at a URL, with its files in the cache. cache_bytes: None to copy all tokens first;
+    else tokens are read in blocks, through a cache of at most this size. Raises as `fetch_plan` and
+    `load_plan`; with `cache_bytes` also ConfigError if windows are shuffled and the cache is too
+    small for all of them, and FormatError if a manifest has no blocks (E-BLOCKS)."""
+    if cache_bytes is None:
+        return load_plan(fetch_plan(url, cache_dir))
+    fetch = partial(in_parallel, _fetch_blocks)
+    local, root, cache = fetch_manifests(url, cache_dir, fetch)
+    plan = load_plan(local)
+    _require_room(plan, cache_bytes)
+    readers = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return replace(plan, store=StoreData(root, cache / "blocks", cache_bytes, readers))
 
 
 def _require_room(plan: LoaderPlan, cache_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """The masked tokens of a plan, as spans on the axis of positions."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from loader.files.format import Manifest
 from loader.plan.records import MaskedTokens
 
 _Pieces = list[tuple[int, int]]
-_CHUNK = 1 << 20
 
 
 class Masks:
@@ -62,6 +61,14 @@ class Masks:
         i = np.searchsorted(starts, positions, "right")
         return self._sums[i] - np.maximum(0, ends[i] - positions)
 
+    def inside(self, source: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Number of masked tokens of each range of a source: int64 `[n]`. source: its start and its
+        end on the axis. Ranges may go beyond the end: then they wrap."""
+        start, end = source
+        first, last = self.before(source)
+        rounds, places = np.divmod(np.stack([starts, ends]) - start, end - start)
+        return np.diff(rounds * (last - first) + self.before(start + places), axis=0)[0]
+
     def apply(self, row: np.ndarray, pieces: _Pieces) -> None:
         """Replace the masked tokens of the row. `pieces`: position and length of each contiguous
         piece of the row's tokens."""
@@ -74,50 +81,3 @@ class Masks:
                 row[at + first - position : at + stop - position] = self._token
                 i += 1
             at += length
-
-
-class MaskedCounts:
-    """Counts masked targets before a position, by source. Counting continues from the last
-    requested position, at about 10 million windows per second.
-
-    runs: start and end of contiguous targets in windows of a source: int64 `[n]` each, on the axis
-    without wrapping. order, passed: see `loader.rows.packed.TokenCounts`. source_starts: starts of
-    the sources on the axis, and their end.
-    """
-
-    def __init__(
-        self,
-        masks: Masks,
-        runs: Callable[[int, np.ndarray], tuple[np.ndarray, np.ndarray]],
-        order: Callable[[int, int, int], np.ndarray],
-        passed: Sequence[int],
-        source_starts: np.ndarray,
-    ) -> None:
-        self._masks = masks
-        self._runs = runs
-        self._order = order
-        self._passed = passed
-        self._spans = list(pairwise(source_starts.tolist()))
-        # Per source: the window count of the last call, and the masked targets in that many
-        # windows. The next call continues there.
-        self._last = [(0, 0)] * len(passed)
-
-    def before(self, counts: Sequence[int]) -> list[int]:
-        """Number of masked targets in the first `counts[i]` windows that the run reads of each
-        source i."""
-        for source, (count, passed) in enumerate(zip(counts, self._passed)):
-            start, found = self._last[source] if self._last[source][0] <= count else (0, 0)
-            for a, b in pairwise([*range(start, count, _CHUNK), count]):
-                windows = self._order(source, passed + a, passed + b)
-                starts, ends = self._runs(source, windows)
-                found += int((self._up_to(source, ends) - self._up_to(source, starts)).sum())
-            self._last[source] = count, found
-        return [found for _, found in self._last]
-
-    def _up_to(self, source: int, positions: np.ndarray) -> np.ndarray:
-        """Number of masked tokens of a source before positions; positions after the source's end
-        wrap."""
-        start, end = self._spans[source]
-        first, total = self._masks.before(np.array([start, end]))
-        rounds, places = np.divmod(positions - start, end - start)
-        return rounds * (total - first) + self._masks.before(start + places) - first

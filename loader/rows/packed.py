@@ -9,9 +9,7 @@ tokenizer's differ: as in `concat`, a document's last token predicts the next do
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 
@@ -19,8 +17,6 @@ from loader.files.spans import IGNORE_INDEX
 from loader.files.tokens import TokenFiles
 from loader.order.packing import PackedRows
 from loader.order.twins import TwinRows
-
-_CHUNK = 1 << 20
 
 
 class PackedReader:
@@ -85,53 +81,3 @@ class PackedReader:
         """Position and length of each document's tokens in a row."""
         ((starts, lengths, _),) = self.rows(np.array([source]), np.array([window]))
         return list(zip(starts, lengths))
-
-
-class TokenCounts:
-    """Counts tokens of documents before a position, by source.
-
-    Rows are summed in reading order from the last requested position, so a count at every step
-    costs only the rows of one step. row_tokens: uint32 `[num_rows]` of each source, tokens of
-    documents in each row. order: rows of a source at positions `[start, stop)` of its reading
-    order. passed: rows of each source that were read before the run.
-    """
-
-    def __init__(
-        self,
-        row_tokens: Sequence[np.ndarray],
-        order: Callable[[int, int, int], np.ndarray],
-        passed: Sequence[int],
-    ) -> None:
-        self._row_tokens = row_tokens
-        self._order = order
-        self._passed = passed
-        self._totals = [int(tokens.sum()) for tokens in row_tokens]
-        # For each source: an epoch, a position in the epoch, and the epoch's tokens before this
-        # position.
-        self._last = [(0, 0, 0)] * len(row_tokens)
-
-    def before(self, counts: Sequence[int]) -> list[int]:
-        """Number of tokens in the first `counts[i]` rows that the run reads of each source i."""
-        passed = self._passed_tokens
-        return [
-            self._first(source, rows + count) - before
-            for source, (rows, count, before) in enumerate(zip(self._passed, counts, passed))
-        ]
-
-    @cached_property
-    def _passed_tokens(self) -> list[int]:
-        return [self._first(source, count) for source, count in enumerate(self._passed)]
-
-    def _first(self, source: int, count: int) -> int:
-        """Number of tokens in the first `count` rows that are read of a source."""
-        tokens = self._row_tokens[source]
-        epoch, place = divmod(count, max(1, len(tokens)))
-        known, start, found = self._last[source]
-        if known != epoch or start > place:
-            start = 0
-            found = 0
-        for a, b in pairwise([*range(start, place, _CHUNK), place]):
-            rows = self._order(source, epoch * len(tokens) + a, epoch * len(tokens) + b)
-            found += int(tokens[rows].sum())
-        self._last[source] = (epoch, place, found)
-        return epoch * self._totals[source] + found

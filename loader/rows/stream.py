@@ -24,8 +24,9 @@ from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_index
 from loader.plan.schedule import PlanSchedule
 from loader.plan.settings import CROPPED
-from loader.rows.masks import MaskedCounts, Masks
-from loader.rows.packed import PackedReader, TokenCounts
+from loader.rows.counts import RowCounts
+from loader.rows.masks import Masks
+from loader.rows.packed import PackedReader
 from loader.rows.windows import WindowReader
 
 Split = Literal["train", "valid"]
@@ -112,13 +113,18 @@ class Stream:
         passed = self.schedule.passed.tolist()
         self._tokens = self._masks = self._inputs = None
         if isinstance(self.reader, PackedReader):
-            self._tokens = TokenCounts(self.reader.row_tokens, order, passed)
+            held = self.reader.row_tokens
+            self._tokens = RowCounts(lambda i, at: held[i][at], order, passed, [*map(len, held)])
         if plan.masked and split == "train":
             data = self.source_names, manifests
-            self._masks = Masks(plan.masked, *data, IGNORE_INDEX)
+            self._masks = masks = Masks(plan.masked, *data, IGNORE_INDEX)
             runs = self.reader.target_runs
-            starts = self.files.source_starts
-            self._masked = MaskedCounts(self._masks, runs, order, passed, starts)
+            edges = self.files.source_starts
+
+            def of_windows(source: int, windows: np.ndarray) -> np.ndarray:
+                return masks.inside(edges[source : source + 2], *runs(source, windows))
+
+            self._masked = RowCounts(of_windows, order, passed)
             if replaced := [row for row in plan.masked if row.replaced]:
                 self._inputs = Masks(replaced, *data, plan.eos_token_id)
         nothing = np.empty((0, 0), np.int64)
