@@ -48,7 +48,7 @@ def make_heads() -> Heads:
     torch.manual_seed(0)
     probe, judge = Probe(ProbeArch(256)).eval(), Judge(JudgeArch(256, 64, 4, 256)).eval()
     torch.nn.init.constant_(probe.proj.bias, 2.0)
-    return Heads(probe, judge, "", "", "", 512, PROBE_TAP, DEPTH, np.empty(0, np.int64))
+    return Heads(probe, judge, "", "", "", 512, (PROBE_TAP,), DEPTH, np.empty(0, np.int64))
 
 
 def make_documents() -> list[GradeDocument]:

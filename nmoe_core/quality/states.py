@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nmoe_core.attributes.columns import FINAL, SCHEMAS, embedding_schema
 from nmoe_core.engine import Transformer
-from nmoe_core.quality.heads.features import Batch, collate, device_of, padded_batches
+from nmoe_core.quality.heads.features import Batch, device_of, pooled, small_batches
 from nmoe_core.quality.heads.scores import (
     MAX_FAILED,
     DocumentTokens,
@@ -27,9 +27,6 @@ from nmoe_core.quality.heads.scores import (
 from nmoe_core.text.models import ModelIds
 from nmoe_core.text.tokenizer import Tokenizer
 
-BATCH_DOCUMENTS = 64
-CPU_TOKENS = 1024  # a batch whose activations fit into the cache is fastest
-GPU_TOKENS = 16_384
 Add = Callable[[int], None]
 
 
@@ -57,12 +54,8 @@ class Reader:
 
     def batches(self, documents: DocumentTokens) -> Iterator[Batch]:
         """Batches of documents of similar length, shortest first."""
-        device = device_of(self.model)
-        most = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
-        lengths = np.array([len(tokens) for tokens in documents.tokens])
-        order = np.argsort(lengths, kind="stable")
-        for some in padded_batches(lengths[order], BATCH_DOCUMENTS, most):
-            yield collate(documents, order[some].tolist(), device)
+        order = sorted(range(len(documents)), key=lambda i: len(documents.tokens[i]))
+        return small_batches(documents, device_of(self.model), order)
 
 
 def embedding(
@@ -94,7 +87,7 @@ def embedding(
             )
             for found, layer, tap in zip(rows, layers, taps):
                 hidden = model.norm(states[tap]) if layer == FINAL else states[tap]
-                found[batch.rows] = _pooled(hidden, batch.lengths.tolist(), pooling).cpu()
+                found[batch.rows] = _pooled(hidden, batch.lengths, pooling).cpu()
             add(len(batch.rows))
     is_bad = np.logical_not(np.isfinite(rows).all(axis=(0, 2)))
     _require_few(documents, is_bad, "states of the backbone are not finite")
@@ -139,12 +132,11 @@ def perplexity(tokens: Sequence[np.ndarray], add: Add, *, reader: Reader) -> pa.
     return pa.Table.from_pylist(rows, schema)
 
 
-def _pooled(hidden: Tensor, lengths: list[int], pooling: str) -> Tensor:
-    """Pooled states of each document, float32 `[B, H]`. Each document is summed alone, so its row
-    does not depend on the padding."""
-    if pooling == "last":
-        return torch.stack([one[length - 1] for one, length in zip(hidden, lengths)]).float()
-    return torch.stack([one[:length].float().mean(dim=0) for one, length in zip(hidden, lengths)])
+def _pooled(hidden: Tensor, lengths: Tensor, pooling: str) -> Tensor:
+    """Pooled states of each document, float32 `[B, H]`."""
+    if pooling == "mean":
+        return pooled(hidden, lengths)
+    return torch.stack([one[end - 1] for one, end in zip(hidden, lengths.tolist())]).float()
 
 
 def _require_few(documents: DocumentTokens, is_bad: np.ndarray, reason: str) -> None:

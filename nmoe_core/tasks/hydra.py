@@ -114,6 +114,8 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
     corpus = head_corpus(run)
     done = HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
     curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
+    if not curve:  # a ridge regression has no steps
+        return done
     return replace(done, picture=png_markdown(loss_plot({kind: curve}), f"loss of the {kind}"))
 
 

@@ -108,13 +108,10 @@ _BY_WRITER = {
         "nmoe_core.report.plots.kept:kept_picture",
         "nmoe_core.tasks.report.write:write_report",
     ),
-    "train probe": (
-        "nmoe_core.quality.heads.features:pooled_features",
-        "nmoe_core.quality.heads.train:HeadTraining.run",
-    ),
+    "train probe": ("nmoe_core.quality.heads.train:HeadTraining.run",),
     "curate": (
-        "nmoe_core.curate.jsonl.embedding_cache:EmbeddingCache.append",
-        "nmoe_core.curate.jsonl.embedding_cache:EmbeddingCache.writer",
+        "nmoe_core.quality.embedding_cache:EmbeddingCache.append",
+        "nmoe_core.quality.embedding_cache:EmbeddingCache.writer",
         "nmoe_core.curate.jsonl.record_files:lock_outputs",
         "nmoe_core.curate.jsonl.record_files:write_array",
         "nmoe_core.curate.jsonl.record_files:write_records",
@@ -235,9 +232,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_a_proof_is_of_the_record_whose_texts_were_searched": (
         "nmoe_core.audit.takedown.proof:prove",
-    ),
-    "test_what_a_killed_training_left_among_kept_features_goes_with_the_next": (
-        "nmoe_core.quality.heads.train:HeadTraining._pooled",
     ),
     "test_a_split_on_another_file_system_is_replaced_by_copies": (
         "nmoe_core.prep.incremental.existing:_copy_durably",

@@ -23,12 +23,10 @@ from nmoe_core.base.compute.api import map_shards
 from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import ConfigError, CurationError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.record_embeddings import (
     Block,
     embed_records,
     fill_cache,
-    missing_records,
     open_tokenizer,
 )
 from nmoe_core.curate.jsonl.record_files import (
@@ -40,6 +38,7 @@ from nmoe_core.curate.jsonl.record_files import (
     write_array,
 )
 from nmoe_core.curate.topics.embed import table_shape
+from nmoe_core.quality.embedding_cache import EmbeddingCache
 
 METHOD = "deep-mean-l2/1"
 COMMIT_ROWS = 512
@@ -105,7 +104,7 @@ def embed_deep(
         counts = embed_records(records, None, tokenizer, paths.cache).tokens
         keys = _keys(records, counts, max_tokens)
         cache = EmbeddingCache(paths.cache / model[:16], model, width)
-        todo = chosen[missing_records(cache, keys[chosen])]
+        todo = chosen[cache.missing(keys[chosen])]
         todo = todo[np.argsort(counts[todo], kind="stable")]
         todo = todo[::-1] if settings.is_reverse else todo
         lengths = np.minimum(counts, max_tokens)[todo]

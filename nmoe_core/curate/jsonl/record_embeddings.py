@@ -17,9 +17,9 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.settings import TokenizerSettings
-from nmoe_core.curate.jsonl.embedding_cache import EmbeddingCache
 from nmoe_core.curate.jsonl.record_files import JsonlInput
 from nmoe_core.curate.topics.embed import EmbeddingTable, pool, runs_within
+from nmoe_core.quality.embedding_cache import EmbeddingCache
 from nmoe_core.text.models import model_tokenizer
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -89,7 +89,7 @@ def embed_records(
     if table is not None:  # take the width from an existing cache, to avoid reading the table
         width = EmbeddingCache.width_of(directory) or table.rows.shape[1]
     cache = EmbeddingCache(directory, model, width, is_kept=is_kept)
-    missing = missing_records(cache, records.keys)
+    missing = cache.missing(records.keys)
 
     def compute() -> Iterator[Block]:
         sizes = np.diff(records.spans[missing], axis=1).ravel()
@@ -103,14 +103,6 @@ def embed_records(
     fill_cache(cache, records.keys, compute(), len(missing))
     places = cache.find(records.keys)
     return RecordEmbeddings(cache.tokens(places), cache.read(places), len(missing))
-
-
-def missing_records(cache: EmbeddingCache, keys: np.ndarray) -> np.ndarray:
-    """For each key that is not in the cache, the number of the first record with this key: int64,
-    ascending."""
-    absent = np.flatnonzero(cache.find(keys) < 0)
-    _, first = np.unique(keys[absent], return_index=True)
-    return absent[np.sort(first)]
 
 
 def fill_cache(cache: EmbeddingCache, keys: np.ndarray, found: Iterable[Block], total: int) -> None:

@@ -3,31 +3,25 @@
 Documents of similar length are padded on the right and run as one batch. Padding is recognised by
 the lengths of documents, not by token values. A document fails if its states contain NaN or
 infinity. If more than a few documents fail, an error is raised.
-
-Pooled states of training documents are cached on disk in parts (11.5 kB per document at 2,880
-dimensions), so the next training needs no backbone pass. States at every position are cached in
-memory if they fit.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
-from nmoe_core.base.arrays import map_npy
-from nmoe_core.base.atomic import write_bytes
 from nmoe_core.engine import Residual, Transformer
-from nmoe_core.quality.heads.scores import DocumentTokens, require_few_failed
+from nmoe_core.quality.heads import PASS_TOKENS
+from nmoe_core.quality.heads.scores import DocumentTokens
 
-FEATURE_BATCH = 32
-PART_DOCUMENTS = 2048
+BATCH_DOCUMENTS = 64
+CPU_TOKENS = 1024  # a batch whose activations fit into the cache is fastest
+GPU_TOKENS = 16_384
+States = dict[int, Tensor]  # by the number of the block: [B, T, H]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +36,14 @@ class Batch:
     input_ids: Tensor
     lengths: Tensor
 
-    def only(self, stays: list[int], hidden: Tensor) -> tuple[Tensor, Batch]:
+    def only(self, stays: list[int], states: States) -> tuple[States, Batch]:
         """Select the documents at positions `stays`, padded to the longest of them."""
         if len(stays) == len(self.rows):
-            return hidden, self
+            return states, self
         lengths = self.lengths[stays]
         longest = int(lengths.max()) if stays else 0
         kept = Batch([self.rows[i] for i in stays], self.input_ids[stays, :longest], lengths)
-        return hidden[stays, :longest].contiguous(), kept
+        return {n: hidden[stays, :longest].contiguous() for n, hidden in states.items()}, kept
 
 
 def batches(
@@ -59,11 +53,24 @@ def batches(
     rows: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Batch documents by length, shortest first; documents of equal length keep their order. Takes
-    the documents at `rows`, by default all."""
+    the documents at `rows`, by default all. A batch has at most `batch_size` documents and
+    `PASS_TOKENS` tokens with padding."""
     asked = range(len(documents)) if rows is None else rows
     order = sorted(asked, key=lambda i: len(documents.tokens[i]))
-    for start in range(0, len(order), batch_size):
-        yield collate(documents, order[start : start + batch_size], device)
+    lengths = [len(documents.tokens[i]) for i in order]
+    for some in padded_batches(lengths, batch_size, PASS_TOKENS):
+        yield collate(documents, order[some], device)
+
+
+def small_batches(
+    documents: DocumentTokens, device: torch.device, rows: Sequence[int]
+) -> Iterator[Batch]:
+    """Batches of the documents at `rows`, in this order, of the size that the device runs
+    fastest."""
+    most_tokens = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    lengths = [len(documents.tokens[i]) for i in rows]
+    for some in padded_batches(lengths, BATCH_DOCUMENTS, most_tokens):
+        yield collate(documents, list(rows[some]), device)
 
 
 def padded_batches(
@@ -109,24 +116,28 @@ def arithmetic(model: Transformer) -> str:
 def finite_states(
     model: Transformer,
     batch: Batch,
-    tap: int,
+    taps: Iterable[int],
     failed: dict[int, str],
     start: Residual | None = None,
-) -> tuple[Tensor, Batch]:
-    """The residual stream after block `tap`, `[B, T, H]`, of the documents whose states are all
-    finite, and the batch of these documents.
+) -> tuple[States, Batch]:
+    """The residual stream after the blocks `taps`, of the documents whose states are all finite,
+    and the batch of these documents.
 
     Non-finite values are counted before a mask, mean or clamp can hide them. For each document with
     non-finite states, the reason is added to `failed`, by row. If `start` is given, only the blocks
     after that residual run.
     """
     inputs = batch.input_ids if start is None else start
-    _, states = model(inputs, batch.lengths, return_hidden_states=(tap,), no_logits=True)
-    counts = count_nonfinite(states[tap], batch.lengths).tolist()
-    for row, count in zip(batch.rows, counts):
-        if count:
-            failed[row] = f"backbone states after block {tap} are not finite: {count} values"
-    return batch.only([i for i, count in enumerate(counts) if count == 0], states[tap])
+    _, states = model(inputs, batch.lengths, return_hidden_states=tuple(taps), no_logits=True)
+    bad: set[int] = set()
+    for tap, hidden in states.items():
+        counts = count_nonfinite(hidden, batch.lengths).tolist()
+        for i, count in enumerate(counts):
+            if count and i not in bad:
+                reason = f"backbone states after block {tap} are not finite: {count} values"
+                failed[batch.rows[i]] = reason
+                bad.add(i)
+    return batch.only([i for i in range(len(batch.rows)) if i not in bad], states)
 
 
 def position_mask(lengths: Tensor, num_positions: int) -> Tensor:
@@ -141,82 +152,8 @@ def count_nonfinite(hidden: Tensor, lengths: Tensor) -> Tensor:
 
 
 def pooled(hidden: Tensor, lengths: Tensor) -> Tensor:
-    """Mean state per document, padding excluded, in float32: `[B, T, H]` to `[B, H]`."""
-    mask = position_mask(lengths, hidden.shape[1])[:, :, None]
-    # Use `where`: if the padding holds NaN, multiplying by zero would give NaN.
-    total = torch.where(mask, hidden.float(), 0.0).sum(dim=1)
-    return total / lengths[:, None]
-
-
-def pooled_features(model: Transformer, documents: DocumentTokens, tap: int, cache: Path) -> Tensor:
-    """Pooled states after block `tap`: float32 `[N, H]` on the backbone's device.
-
-    Rows of documents whose states are not finite are NaN. Complete parts are read from the
-    directory `cache`; the others are computed and written there. The directory is named by a digest
-    of the inputs. Raises HeadError if more than a few documents have states that are not finite
-    (E-HEAD-NONFINITE).
-    """
-    parts = []
-    for number, start in enumerate(range(0, len(documents), PART_DOCUMENTS)):
-        path = cache / f"part_{number:06d}.npy"
-        some = documents[start : start + PART_DOCUMENTS]
-        try:
-            part = map_npy(path)
-        except (FileNotFoundError, ValueError):  # not there yet, or damaged
-            part = np.full((len(some), model.config.hidden_size), np.nan, np.float32)
-            for batch in batches(some, FEATURE_BATCH, device_of(model)):
-                states, good = finite_states(model, batch, tap, {})
-                part[good.rows] = pooled(states, good.lengths).cpu()
-            payload = io.BytesIO()
-            np.save(payload, part, allow_pickle=False)
-            write_bytes(path, payload.getvalue())
-        parts.append(part)
-    features = torch.from_numpy(np.concatenate(parts))
-    bad: list[int] = torch.nonzero(~torch.isfinite(features).all(dim=1)).flatten().tolist()
-    reason = f"backbone states after block {tap} are not finite"
-    require_few_failed({documents.names[i]: reason for i in bad}, len(documents))
-    return features.to(device_of(model))
-
-
-class TapStates:
-    """States after block `tap`, for any rows of the training documents.
-
-    They are cached in memory if they take at most `cache_bytes`, else computed on each use.
-    `lengths` counts the tokens of each document; `failed` maps the id of each excluded document to
-    the reason.
-    """
-
-    def __init__(
-        self, model: Transformer, documents: DocumentTokens, tap: int, cache_bytes: int
-    ) -> None:
-        self._model = model
-        self._documents = documents
-        self._tap = tap
-        self.failed: dict[str, str] = {}
-        self.lengths = [len(tokens) for tokens in documents.tokens]
-        self.is_cached = 4 * model.config.hidden_size * sum(self.lengths) <= cache_bytes
-        self._kept: dict[int, Tensor] = {}
-        if self.is_cached:
-            for batch in batches(documents, FEATURE_BATCH, device_of(model)):
-                states, _, rows = self._compute(batch)
-                for i, state in zip(rows, states):
-                    self._kept[i] = state[: self.lengths[i]].float().clone()
-
-    def of(self, rows: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """States `[B, T, H]` padded with zeros, lengths `[B]`, and their rows. Raises HeadError if
-        more than a few documents so far have states that are not finite (E-HEAD-NONFINITE)."""
-        device = device_of(self._model)
-        if not self.is_cached:
-            return self._compute(collate(self._documents, rows, device))
-        rows = [i for i in rows if i in self._kept]
-        lengths = torch.tensor([self.lengths[i] for i in rows], device=device)
-        if not rows:
-            return torch.empty(0, 1, self._model.config.hidden_size), lengths, rows
-        return pad_sequence([self._kept[i] for i in rows], batch_first=True), lengths, rows
-
-    def _compute(self, batch: Batch) -> tuple[Tensor, Tensor, list[int]]:
-        failed: dict[int, str] = {}
-        states, good = finite_states(self._model, batch, self._tap, failed)
-        self.failed |= {self._documents.names[i]: reason for i, reason in failed.items()}
-        require_few_failed(self.failed, len(self._documents))
-        return states, good.lengths, good.rows
+    """Mean state per document, padding excluded, in float32: `[B, T, H]` to `[B, H]`. Each document
+    is summed alone, so its row does not depend on the padding."""
+    ends = lengths.tolist()
+    means = [states[:end].float().mean(dim=0) for states, end in zip(hidden, ends)]
+    return torch.stack(means) if means else hidden.new_zeros((0, hidden.shape[-1])).float()

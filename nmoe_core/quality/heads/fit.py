@@ -26,11 +26,11 @@ from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.progress import Meter
 from nmoe_core.labels.scores import QUALITY, Scale
 from nmoe_core.quality.heads import PASS_TOKENS
-from nmoe_core.quality.heads.features import TapStates
 from nmoe_core.quality.heads.head_files import read_tensors, tensors_digest, write_tensors
 from nmoe_core.quality.heads.models import Judge, Probe, layer_norm
 from nmoe_core.quality.heads.scores import one_thread
 from nmoe_core.quality.heads.shapes import JudgeArch, ProbeArch, Recipe
+from nmoe_core.quality.kept_states import TokenStates
 
 MAX_WARMUP_STEPS = 500
 MAX_CURVE_POINTS = 100
@@ -167,7 +167,7 @@ def fit_probe(
 
 def fit_judge(
     arch: JudgeArch,
-    states: TapStates,
+    states: TokenStates,
     targets: Tensor,
     recipe: Recipe,
     state: TrainingState | None = None,

@@ -104,7 +104,7 @@ def save_head(
 
 
 def header_of(
-    model: Transformer, tap: int, max_ctx: int, labels_digest: str, scorer: Scorer
+    model: Transformer, tap: int | list[int], max_ctx: int, labels_digest: str, scorer: Scorer
 ) -> Header:
     """The header fields that name the inputs of a head."""
     config = model.config

@@ -79,12 +79,13 @@ class Labelled:
         corpus: Corpus,
         fitted: DocumentTokens,
         predict: Predict,
-        student: Mapping[str, np.ndarray] | None = None,
+        beside: Mapping[str, Predict] | None = None,
     ) -> Reported:
         """Measure agreement on val and test. Documents are excluded if their content, or a near
         copy of it, is in train (for test: in train or val).
 
-        `fitted` are the documents of train; `student` has the student's scores by split.
+        `fitted` are the documents of train; `beside` are other graders by name, with whose scores
+        the head's are compared.
         """
         found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
         used = fitted.digests()
@@ -99,9 +100,9 @@ class Labelled:
                 copies = copies[~np.isin(copies, used)]
                 near = np.concatenate([near, copies])
                 fresh = held_out(contents, np.concatenate([used, near]))
-                beside = None if student is None else student[split]
-                predicted = predict(split, labels, documents)
-                found[name] = head_metrics(predicted, beside, labels, self.train, fresh)
+                given = (split, labels, documents)
+                others = {other: score(*given) for other, score in (beside or {}).items()}
+                found[name] = head_metrics(predict(*given), others, labels, self.train, fresh)
                 if found[name]:
                     found[name]["num_near_copies"] = int(np.isin(contents, copies).sum())
                 used = np.concatenate([used, contents])

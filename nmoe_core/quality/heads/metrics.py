@@ -7,7 +7,7 @@ because a corpus may hold the same text under several ids, in train and in val.
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,13 +66,17 @@ def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[A
 
 
 def head_metrics(
-    predicted: np.ndarray, student: np.ndarray | None, labels: Labels, train: Labels, fresh: HeldOut
+    predicted: np.ndarray,
+    others: Mapping[str, np.ndarray],
+    labels: Labels,
+    train: Labels,
+    fresh: HeldOut,
 ) -> dict[str, Any]:
     """Agreement and baselines on the documents `fresh`; empty for fewer than three documents.
 
-    `predicted` and `student` are the scores `[N, D]` of the head and of the student for the
-    documents of `labels`, NaN if states are not finite. Both were fitted on the labels `train`.
-    `student` is None when the student itself is measured.
+    `predicted` are the scores `[N, D]` of the head for the documents of `labels`, `others` the
+    scores of other graders by name, NaN if states are not finite. All were fitted on the labels
+    `train`.
     """
     is_finite = np.isfinite(predicted).all(axis=1)
     good = np.flatnonzero(fresh.rows & is_finite)
@@ -87,8 +91,8 @@ def head_metrics(
     )
     given, oracle = (labels.scale.aggregate(of[good]) for of in (predicted, labels.scores))
     metrics |= selection_metrics(given, oracle)
-    if student is not None:
-        metrics |= _beside_student(given, labels.scale.aggregate(student[good]), oracle)
+    for name, scores in others.items():
+        metrics |= _beside(name, given, labels.scale.aggregate(scores[good]), oracle)
     metrics |= noise_ceiling(labels.path)
     return metrics | {
         **share_of_ceiling(metrics),
@@ -139,16 +143,16 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _beside_student(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
-    """Rank correlation of the student's aggregates `[N]` with the oracle, and the head's gain over
-    the student, with intervals."""
+def _beside(name: str, ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+    """Rank correlation of another grader's aggregates `[N]` with the oracle, and the head's gain
+    over this grader, with intervals."""
     own = spearman(ours, oracle)
     other = spearman(theirs, oracle)
     return {
-        "spearman_student": rounded(other),
-        "spearman_student_ci95": spearman_interval(theirs, oracle),
-        "gain_over_student": rounded(None if own is None or other is None else own - other),
-        "gain_over_student_ci95": gain_interval(ours, theirs, oracle),
+        f"spearman_{name}": rounded(other),
+        f"spearman_{name}_ci95": spearman_interval(theirs, oracle),
+        f"gain_over_{name}": rounded(None if own is None or other is None else own - other),
+        f"gain_over_{name}_ci95": gain_interval(ours, theirs, oracle),
     }
 
 
@@ -226,17 +230,22 @@ def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
         facts["reads"] = f"{start}: {header['arch']['features']}"
         steps = "ridge regression"
     else:
-        facts["reads"] = f"the residual after block {header['tap']} of "
+        taps = header["tap"]
+        blocks = ", ".join(map(str, taps)) if isinstance(taps, list) else taps
+        facts["reads"] = f"the residual after block {blocks} of "
         facts["reads"] += f"{backbone['num_hidden_layers']}, {start}"
         facts["backbone"] = backbone["digest"]
         steps = f"{training['num_steps']} steps"
+        if "penalty" in training:
+            steps = f"ridge regression, penalty {training['penalty']:.3g}"
+    settings = {name: value for name, value in header["settings"].items() if value is not None}
     facts |= {
         "oracle": f"{header['scorer_model']} {header['scorer_version']}, "
         f"rubric {header['rubric_hash']}",
         "labels": f"{training['num_documents']} documents, "
         f"{training['num_salvaged_left_out']} salvaged labels excluded, "
         f"SHA-256 {header['labels_digest']}",
-        "training": f"{steps}, settings {header['settings']}",
+        "training": f"{steps}, settings {settings}",
     }
     lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]
     lines += ["", "## Val", ""]
@@ -289,6 +298,14 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         lines.append(
             f"A student without a backbone, fitted on the same labels, reaches {student}; this "
             f"head's is higher by {_cell(metrics, 'gain_over_student')}."
+        )
+    if "spearman_probe" in metrics:
+        probe = _cell(metrics, "spearman_probe")
+        low, _ = metrics["gain_over_probe_ci95"] or (-1.0, 1.0)
+        verdict = "reads" if low > 0 else "does not certainly read"
+        lines.append(
+            f"A probe on the same labels and pooled states reaches {probe}; this judge's is higher "
+            f"by {_cell(metrics, 'gain_over_probe')}, so it {verdict} more than the probe."
         )
     if metrics.get("noise_ceiling_ci95"):
         said = f"Estimated noise ceiling of Spearman: {_cell(metrics, 'noise_ceiling')}, from "

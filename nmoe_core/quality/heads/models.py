@@ -4,7 +4,7 @@ Both normalise their input by a LayerNorm without parameters and compute in floa
 clamp their outputs. Parameters are named as in the first published heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ OLD_INFINITY = 1e4
 
 
 class Probe(nn.Module):
-    """Scores from the mean state of a document: LayerNorm, then one linear map."""
+    """Scores from the mean states of a document after one block or several: LayerNorm, unless the
+    weights standardise the states, then one linear map."""
 
     kind = "probe"
 
@@ -27,12 +28,13 @@ class Probe(nn.Module):
         self.arch = arch
         self.proj = nn.Linear(arch.hidden_size, arch.num_scores)
 
-    def forward(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Scores `[B, D]` from states `[B, T, H]` of documents of `lengths` `[B]`."""
-        return self.from_pooled(pooled(hidden, lengths))
+    def forward(self, states: Sequence[Tensor], lengths: Tensor) -> Tensor:
+        """Scores `[B, D]` from the states `[B, T, H]` after each block, of documents of `lengths`
+        `[B]`."""
+        return self.from_pooled(torch.cat([pooled(hidden, lengths) for hidden in states], dim=1))
 
     def from_pooled(self, features: Tensor) -> Tensor:
-        """Scores `[B, D]` from pooled states `[B, H]`."""
+        """Scores `[B, D]` from the pooled states of all blocks side by side, `[B, blocks * H]`."""
         if not self.arch.is_normalised:
             return self.proj(features.float())
         return self.proj(layer_norm(features, self.arch.nan_to_num))

@@ -1,14 +1,15 @@
 """Runs documents through the backbone and both heads, with an early exit before each head.
 
 If a student scores first, the documents that it drops do not reach the backbone. The other
-documents run through the blocks up to the probe's tap. Documents that the probe does not drop are
-packed into new batches, and continue from the same states to the judge's tap. So each block runs at
-most once per document, and not for dropped documents.
+documents run through the blocks up to the last one that the probe reads. Documents that the probe
+does not drop are packed into new batches, and continue from the same states to the judge's tap. So
+each block runs at most once per document, and not for dropped documents.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +27,14 @@ from nmoe_core.quality.heads.features import Batch, arithmetic, batches, device_
 from nmoe_core.quality.heads.head_files import bad_format, context_of, heads_digest, load_head
 from nmoe_core.quality.heads.models import Judge, Probe
 from nmoe_core.quality.heads.scores import DocumentTokens, ExitRule, ExitRules, HeadScores, Scorer
-from nmoe_core.quality.heads.shapes import tap_of
+from nmoe_core.quality.heads.shapes import tap_of, taps_of
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Probe and judge of one directory, with the digests of their files.
 
-    `probe_tap` and `judge_tap` are the numbers of the blocks whose states the heads read.
+    `probe_taps` and `judge_tap` are the numbers of the blocks whose states the heads read.
     `train_contents` are the digests of their training documents (int64, sorted; see
     `DocumentTokens.digests`), empty if not known. `labels_digest` is the digest of their labels.
     """
@@ -44,7 +45,7 @@ class Heads:
     judge_digest: str
     scorer_model: str
     max_ctx: int
-    probe_tap: int
+    probe_taps: tuple[int, ...]
     judge_tap: int
     train_contents: np.ndarray
     labels_digest: str = ""
@@ -59,7 +60,7 @@ class Heads:
 def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) -> Heads:
     """Load both heads of a directory for a backbone and `max_ctx` tokens per document, by default
     as in training. Raises HeadError as `load_head` for either file, and also if the files are not a
-    probe and a judge, or if the judge reads an earlier block than the probe (E-HEAD-FORMAT)."""
+    probe and a judge (E-HEAD-FORMAT)."""
     paths = heads_dir / PROBE_NAME, heads_dir / JUDGE_NAME
     if max_ctx is None:
         max_ctx = context_of(paths[0])
@@ -67,17 +68,16 @@ def load_heads(heads_dir: Path, model: Transformer, max_ctx: int | None = None) 
     (probe, header, seen, scale), (judge, _, judge_seen, _) = loaded
     if not isinstance(probe, Probe) or not isinstance(judge, Judge):
         raise bad_format(heads_dir, f"{type(probe).__name__} and {type(judge).__name__}")
-    found = zip(loaded, paths)
-    probe_tap, judge_tap = (
-        tap_of(one.head.kind, model, one.header.get("tap"), path) for one, path in found
-    )
-    if probe_tap > judge_tap:
-        raise bad_format(heads_dir, f"the probe reads block {probe_tap}, the judge {judge_tap}")
+    probe_taps = taps_of(model, header.get("tap"), paths[0])
+    judge_tap = tap_of("judge", model, loaded[1].header.get("tap"), paths[1])
+    if probe.arch.hidden_size != len(probe_taps) * model.config.hidden_size:
+        found = f"{probe.arch.hidden_size} dimensions for {len(probe_taps)} blocks"
+        raise bad_format(paths[0], found)
     if loaded[0].scale != loaded[1].scale:
         raise bad_format(heads_dir, "a probe and a judge with different rubrics")
     return Heads(
         *(probe, judge, local_digest(paths[0]), local_digest(paths[1])),
-        *(str(header.get("scorer_model", "")), max_ctx, probe_tap, judge_tap),
+        *(str(header.get("scorer_model", "")), max_ctx, probe_taps, judge_tap),
         train_contents=np.unique(np.concatenate([seen, judge_seen])),
         labels_digest=str(header.get("labels_digest", "")),
         scale=scale,
@@ -187,37 +187,44 @@ class HeadScorer:
     ) -> None:
         heads = self.heads
         failed = scores.failed
-        hidden, batch = finite_states(self.model, batch, heads.probe_tap, failed)
+        last = heads.probe_taps[-1]
+        taps = {*heads.probe_taps, *([heads.judge_tap] if heads.judge_tap <= last else [])}
+        states, batch = finite_states(self.model, batch, sorted(taps), failed)
         if not batch.rows:
             return
-        scores.probe[batch.rows] = _outputs(heads.probe, hidden, batch, documents, self.scale)
+        read = [states[tap] for tap in heads.probe_taps]
+        scores.probe[batch.rows] = _outputs(heads.probe, read, batch, documents, self.scale)
         scores.exited[batch.rows] = exits(scores.probe[batch.rows], batch.rows)
-        hidden, batch = batch.only(np.flatnonzero(~scores.exited[batch.rows]).tolist(), hidden)
-        if batch.rows and heads.judge_tap > heads.probe_tap:
-            start = Residual(heads.probe_tap, hidden)
-            hidden, batch = finite_states(self.model, batch, heads.judge_tap, failed, start)
+        stays = np.flatnonzero(~scores.exited[batch.rows]).tolist()
+        states, batch = batch.only(stays, states)
+        if batch.rows and heads.judge_tap > last:
+            start = Residual(last, states[last])
+            states, batch = finite_states(self.model, batch, (heads.judge_tap,), failed, start)
         if batch.rows:
+            hidden = states[heads.judge_tap]
             scores.judge[batch.rows] = _outputs(heads.judge, hidden, batch, documents, self.scale)
 
 
 def predict(
     model: Transformer,
     head: Probe | Judge,
-    tap: int,
+    taps: Sequence[int],
     documents: DocumentTokens,
     batch_size: int,
     scale: Scale = QUALITY,
 ) -> np.ndarray:
-    """Scores `[N, D]` by one head that reads block `tap`, rounded and clamped as grading stores
-    them.
+    """Scores `[N, D]` by one head that reads the blocks `taps`, rounded and clamped as grading
+    stores them.
 
     Scores are NaN for a document whose states are not finite.
     """
     scores = np.full((len(documents), len(scale)), np.nan)
     for batch in batches(documents, batch_size, device_of(model)):
-        hidden, good = finite_states(model, batch, tap, {})
+        states, good = finite_states(model, batch, taps, {})
+        read = [states[tap] for tap in taps]
         if good.rows:
-            scores[good.rows] = _outputs(head, hidden, good, documents, scale)
+            given = read if isinstance(head, Probe) else read[0]
+            scores[good.rows] = _outputs(head, given, good, documents, scale)
     return scores
 
 
@@ -231,10 +238,14 @@ def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
 
 
 def _outputs(
-    head: Probe | Judge, hidden: Tensor, batch: Batch, documents: DocumentTokens, scale: Scale
+    head: Probe | Judge,
+    states: Tensor | Sequence[Tensor],
+    batch: Batch,
+    documents: DocumentTokens,
+    scale: Scale,
 ) -> np.ndarray:
     with torch.no_grad():
-        outputs = head(hidden, batch.lengths)
+        outputs = head(states, batch.lengths)
     bad = torch.nonzero(~torch.isfinite(outputs).all(dim=1)).flatten().tolist()
     if bad:
         raise HeadError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import HeadError
 from nmoe_core.engine import tap_layers
+from nmoe_core.engine.weights.families import GPT_OSS
 from nmoe_core.labels.scores import QUALITY
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ _SWITCHES = ("nan_to_num", "is_normalised", "has_second_pass")
 class ProbeArch:
     """Shape of a probe.
 
-    `nan_to_num` marks a probe of the first published form, see `layer_norm`. A probe of the second
-    form reads pooled states without normalising them.
+    `hidden_size` counts the pooled states of all blocks that it reads. `nan_to_num` marks a probe
+    of the first published form, see `layer_norm`. A probe of the second form reads pooled states
+    without normalising them; a ridge regression too, whose weights standardise them.
     """
 
     hidden_size: int
@@ -94,10 +96,13 @@ def arch_from_dict(value: Any) -> ProbeArch | JudgeArch:
 
 
 def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = None) -> int:
-    """The number of the block that a head reads; by default the usual block for this kind of head.
+    """The number of the block that a head reads. By default: of gpt-oss, the blocks that the
+    published heads read; of other models, the judge reads the block at three fifths of the depth.
     Raises HeadError if the backbone has no such block (E-HEAD-FORMAT)."""
     depth = model.config.num_hidden_layers
     if tap is None:
+        if kind == "judge" and model.config.family != GPT_OSS:
+            return max(1, round(depth * 3 / 5))
         return tap_layers(depth)[kind == "judge"]
     if type(tap) is not int or not 1 <= tap <= depth:
         raise HeadError(
@@ -108,3 +113,24 @@ def tap_of(kind: str, model: Transformer, tap: Any = None, where: Path | None = 
             code="E-HEAD-FORMAT",
         )
     return tap
+
+
+def taps_of(model: Transformer, taps: Any, where: Path | None = None) -> tuple[int, ...]:
+    """The blocks in the header of a probe: one number, or an ascending list. Raises as `tap_of`."""
+    if not isinstance(taps, list) or not taps:
+        return (tap_of("probe", model, taps, where),)
+    found = tuple(tap_of("probe", model, tap, where) for tap in taps)
+    if sorted({*found}) != [*found]:
+        raise HeadError(
+            "the blocks of the probe are not ascending",
+            where=where,
+            found=f"tap {taps}"[:80],
+            code="E-HEAD-FORMAT",
+        )
+    return found
+
+
+def probe_blocks(depth: int) -> tuple[int, ...]:
+    """The blocks of which a probe chooses those that it reads: at tenths of the depth, up to eight
+    tenths. Later blocks turn to the next token; heads read them worse, and they cost a fifth."""
+    return tuple(sorted({max(1, round(depth * i / 10)) for i in range(1, 9)}))

@@ -1,27 +1,26 @@
 """Trains the probe and the judge on oracle labels, over a frozen backbone.
 
-The probe needs one backbone pass: pooled states are cached on disk, and then its epochs take
-seconds. The judge reads every position: its states are cached in memory if they take at most
-`cache_gib`, else computed again for each batch. A killed training can resume. torch is imported
-only when a training runs.
+Both read the states of one backbone pass, which are kept on disk (see `kept_states`). From these,
+the probe is fitted in seconds. A killed training can resume. torch is imported only when a training
+runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from nmoe_core.base.atomic import remove_leftovers, replacing
+from nmoe_core.base.atomic import replacing
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.quality import HeadsTable
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME, STUDENT_NAME
 from nmoe_core.labels.label_files import Labels
-from nmoe_core.labels.slices import data_digest
 from nmoe_core.quality.heads import PASS_TOKENS, TRAIN_CODE
 from nmoe_core.quality.heads.head_files import (
     current_header,
@@ -30,20 +29,34 @@ from nmoe_core.quality.heads.head_files import (
     save_head,
     training_state,
 )
-from nmoe_core.quality.heads.labelled import REPORTED_ON, Labelled, Reported
+from nmoe_core.quality.heads.labelled import REPORTED_ON, Labelled, Predict, Reported
 from nmoe_core.quality.heads.scores import Corpus, DocumentTokens
-from nmoe_core.quality.heads.shapes import JudgeArch, Recipe, arch_to_dict, tap_of
+from nmoe_core.quality.heads.shapes import (
+    JudgeArch,
+    Recipe,
+    arch_to_dict,
+    probe_blocks,
+    tap_of,
+    taps_of,
+)
 from nmoe_core.quality.heads.student_file import student_beside
 
 if TYPE_CHECKING:
-    import torch
-
     from nmoe_core.engine import Transformer
     from nmoe_core.quality.heads.fit import TrainingState
     from nmoe_core.quality.heads.models import Judge, Probe
+    from nmoe_core.quality.kept_states import KeptStates
 
 FEATURES_DIR = ".features"
 HeadKind = Literal["probe", "judge"]
+
+
+class Fitted(NamedTuple):
+    """A fitted head, the blocks that it reads, and facts about its training."""
+
+    head: Probe | Judge
+    taps: tuple[int, ...]
+    facts: dict[str, Any]
 
 
 class HeadTraining:
@@ -70,26 +83,39 @@ class HeadTraining:
         self.table = table
         self.path = heads_dir / (PROBE_NAME if kind == "probe" else JUDGE_NAME)
         own = table.probe
+        self.is_ridge = kind == "probe" and not own.is_published
         self.arch = None
+        asked = list(own.blocks)
+        if own.is_published:
+            asked = [tap_of("probe", model, own.tap)]
+        self.asked = taps_of(model, asked) if asked else ()
+        self.settings = own.recorded
+        self.judge_tap = tap_of("judge", model, table.judge.tap)
         if kind == "judge":
-            own = judge = table.judge
+            judge = table.judge
+            self.recipe = Recipe(judge.batch_size, judge.epochs, judge.lr, seed=table.seed)
             sizes = judge.mid_dim, judge.num_heads, judge.ffn_dim
             self.arch = JudgeArch(model.config.hidden_size, *sizes)
-        self.recipe = Recipe(own.batch_size, own.epochs, own.lr, seed=table.seed)
-        self.settings = asdict(self.recipe) | ({} if self.arch is None else arch_to_dict(self.arch))
-        self.tap = tap_of(kind, model, own.tap)
+            self.settings = asdict(self.recipe) | arch_to_dict(self.arch)
+        elif own.is_published:
+            steps = (self.settings[name] for name in ("batch_size", "epochs", "lr"))
+            self.recipe = Recipe(*steps, seed=table.seed)
+            self.settings |= asdict(self.recipe)
+        taps = [self.judge_tap] if kind == "judge" else asked
         self.labelled = Labelled(labels, table.use_salvaged)
         self.student = student_beside(heads_dir, self.labelled.digests)
         student = sha256_file(heads_dir / STUDENT_NAME) if self.student is not None else ""
-        sizes = dict(self.settings)
+        made_with = {"max_ctx": corpus.max_ctx, **self.settings, "tap": taps}
         if kind == "judge" and self.recipe.batch_size * corpus.max_ctx > PASS_TOKENS:
-            sizes["pass_tokens"] = PASS_TOKENS  # the split into passes changes the dropout masks
+            made_with["pass_tokens"] = (
+                PASS_TOKENS  # the split into passes changes the dropout masks
+            )
         self.fingerprints = {
             "code": TRAIN_CODE,
             **self.labelled.fingerprints(corpus),
             "student": student,
             "backbone": model.digest,
-            "settings": sha256_json({"max_ctx": corpus.max_ctx, "tap": self.tap, **sizes}),
+            "settings": sha256_json(made_with),
         }
 
     def run(self) -> Result:
@@ -100,7 +126,7 @@ class HeadTraining:
         (E-HEAD-NONFINITE); in this case no head is written.
         """
         from nmoe_core.quality.heads.features import device_of
-        from nmoe_core.quality.heads.fit import TrainingState, reproducible, thin_curve
+        from nmoe_core.quality.heads.fit import TrainingState, reproducible
 
         path = self.path
         model = self.model
@@ -112,97 +138,115 @@ class HeadTraining:
             steps = header["training"]["num_steps"]
             return result_of(path, header, steps=steps, head_steps=0, backbone_tokens=0)
         tokens_before = model.tokens_processed
-        seeded = reproducible(self.recipe.seed, device_of(model))
+        seeded = reproducible(self.table.seed, device_of(model))
         with replacing(path, path.with_suffix(".md"), state_path), seeded:
             # The labels of val and test do not affect the training.
             made_from = {k: v for k, v in self.fingerprints.items() if k not in REPORTED_ON}
             state = TrainingState(state_path, made_from)
             documents = self.corpus.read(train.doc_ids)
-            head, losses, states, num_failed = self._fit(documents, state)
-            reported = self._report(head, documents)
+            fitted = self._fit(documents, state)
+            reported = self._report(fitted, documents)
+            tap = fitted.taps[0] if len(fitted.taps) == 1 else list(fitted.taps)
+            steps = fitted.facts["num_steps"]
             header = {
-                **header_of(model, self.tap, self.corpus.max_ctx, train.digest, train.scorer),
+                **header_of(model, tap, self.corpus.max_ctx, train.digest, train.scorer),
                 **train.scale.in_file(),
                 "settings": self.settings,
                 **reported.figures,
                 "training": {
-                    "num_documents": len(train.doc_ids) - num_failed,
-                    "num_failed_documents": num_failed,
+                    "num_documents": len(train.doc_ids) - fitted.facts["num_failed_documents"],
                     "num_salvaged_left_out": train.num_salvaged,
                     "use_salvaged": self.labelled.use_salvaged,
-                    "num_steps": len(losses),
-                    "states": states,
-                    "loss_curve": thin_curve(losses),
+                    **fitted.facts,
                 },
                 "fingerprints": self.fingerprints,
             }
-            save_head(path, head, header, reported.contents, has_card=True)
+            save_head(path, fitted.head, header, reported.contents, has_card=True)
             state.path.unlink(missing_ok=True)
         tokens = model.tokens_processed - tokens_before
-        steps = len(losses)
         return result_of(path, header, steps=steps, head_steps=steps, backbone_tokens=tokens)
 
-    def _fit(
-        self, documents: DocumentTokens, state: TrainingState
-    ) -> tuple[Probe | Judge, list[float], str, int]:
-        """Returns the head, the loss of each step, the place of the states, and the number of
-        failed documents."""
+    @cached_property
+    def _states(self) -> KeptStates:
+        from nmoe_core.quality.kept_states import KeptStates
+
+        blocks = sorted({*probe_blocks(self.model.config.num_hidden_layers), *self.asked})
+        directory = self.path.parent / FEATURES_DIR
+        most_bytes = int(self.table.cache_gib * 2**30)
+        return KeptStates(self.model, directory, most_bytes, blocks, self.judge_tap)
+
+    def _fit(self, documents: DocumentTokens, state: TrainingState) -> Fitted:
         import torch
 
-        from nmoe_core.quality.heads.features import TapStates, device_of
-        from nmoe_core.quality.heads.fit import fit_judge, fit_probe
+        from nmoe_core.quality.heads.features import device_of
+        from nmoe_core.quality.heads.fit import fit_judge, fit_probe, thin_curve
 
-        targets = torch.from_numpy(self.labelled.train.scores).to(device_of(self.model))
-        scale = self.labelled.train.scale
+        train = self.labelled.train
+        if self.is_ridge:
+            return self._fit_ridge(documents)
+        targets = torch.from_numpy(train.scores).to(device_of(self.model))
         if self.arch is None:
-            features = self._pooled(self.labelled.train, documents)
+            taps = self.asked
+            features = torch.from_numpy(self._pooled(documents, taps)).to(targets.device)
             good = torch.isfinite(features).all(dim=1)
-            probe, losses = fit_probe(features[good], targets[good], self.recipe, state, scale)
-            return probe, losses, "pooled, on disk", int((~good).sum())
-        cache_bytes = int(self.table.cache_gib * 2**30)
-        states = TapStates(self.model, documents, self.tap, cache_bytes)
-        judge, losses = fit_judge(self.arch, states, targets, self.recipe, state, scale)
-        held = "in memory" if states.is_cached else "computed for each batch"
-        return judge, losses, held, len(states.failed)
+            num_failed = int((~good).sum())
+            given = features[good], targets[good]
+            head, losses = fit_probe(*given, self.recipe, state, train.scale)
+            held = "pooled, on disk"
+        else:
+            taps = (self.judge_tap,)
+            states = self._states.tokens(documents)
+            head, losses = fit_judge(self.arch, states, targets, self.recipe, state, train.scale)
+            num_failed = len(states.failed)
+            held = f"on disk of {states.num_kept} documents of {len(documents)}"
+        facts = {"num_failed_documents": num_failed, "num_steps": len(losses), "states": held}
+        return Fitted(head, taps, facts | {"loss_curve": thin_curve(losses)})
 
-    def _pooled(self, labels: Labels, documents: DocumentTokens) -> torch.Tensor:
-        """Pooled states of the labelled documents, read from the cache on disk if they are
-        cached."""
-        from nmoe_core.quality.heads.features import FEATURE_BATCH, arithmetic, pooled_features
+    def _fit_ridge(self, documents: DocumentTokens) -> Fitted:
+        """The probe as a ridge regression."""
+        from nmoe_core.quality.ridge_probe import fit_ridge_probe
 
-        corpus = self.corpus
-        made_from = {
-            "documents": labels.doc_ids,
-            "data": data_digest(corpus.data_root, sorted(set(labels.sources))),
-            **corpus.fingerprints,
-            "backbone": self.model.digest,
-            "arithmetic": arithmetic(self.model),
-            "settings": [self.tap, corpus.max_ctx, corpus.eos_token_id, FEATURE_BATCH],
-        }
-        cache = self.path.parent / FEATURES_DIR
-        remove_leftovers(cache)  # safe: this head's lock is held, and no other process writes here
-        directory = cache / sha256_json(made_from)[:32]
-        return pooled_features(self.model, documents, self.tap, directory)
+        train = self.labelled.train
+        asked = self.asked if self.is_ridge else ()
+        blocks = asked or probe_blocks(self.model.config.num_hidden_layers)
+        pooled = self._pooled(documents, blocks)
+        good = np.isfinite(pooled).all(axis=1)
+        by_block = pooled.reshape(len(documents), len(blocks), -1)[good]
+        targets = train.scores[good]
+        found = fit_ridge_probe(by_block, targets, blocks, train.scale, is_chosen=not asked)
+        facts = {"num_failed_documents": int((~good).sum()), "num_steps": 1, "loss_curve": []}
+        return Fitted(found.head, found.taps, facts | found.facts)
 
-    def _report(self, head: Probe | Judge, fitted: DocumentTokens) -> Reported:
-        student = None if self.student is None else self.student.scores
+    def _pooled(self, documents: DocumentTokens, taps: Sequence[int]) -> np.ndarray:
+        """Pooled states after the blocks `taps` side by side: float32 `[N, blocks * H]`."""
+        places = [self._states.blocks.index(tap) for tap in taps]
+        return self._states.pooled(documents)[:, places].reshape(len(documents), -1)
 
-        def predict(split: str, labels: Labels, documents: DocumentTokens) -> np.ndarray:
-            return self._predict(head, labels, documents)
-
-        return self.labelled.report(self.corpus, fitted, predict, student)
+    def _report(self, fitted: Fitted, documents: DocumentTokens) -> Reported:
+        """Measure the head; a judge also beside a probe on the same labels and states."""
+        beside: dict[str, Predict] = {}
+        if self.student is not None:
+            scores = self.student.scores
+            beside["student"] = lambda split, labels, documents: scores[split]
+        if self.kind == "judge" and self.labelled.reported:
+            probe = self._fit_ridge(documents)
+            beside["probe"] = partial(self._predict, probe)
+        return self.labelled.report(self.corpus, documents, partial(self._predict, fitted), beside)
 
     def _predict(
-        self, head: Probe | Judge, labels: Labels, documents: DocumentTokens
+        self, fitted: Fitted, split: str, labels: Labels, documents: DocumentTokens
     ) -> np.ndarray:
         import torch
 
-        from nmoe_core.quality.heads.features import FEATURE_BATCH
+        from nmoe_core.quality.heads.features import BATCH_DOCUMENTS, device_of
         from nmoe_core.quality.heads.models import Judge
         from nmoe_core.quality.heads.scoring import predict
 
+        head = fitted.head
         if isinstance(head, Judge):
-            return predict(self.model, head, self.tap, documents, FEATURE_BATCH, labels.scale)
+            sizes = BATCH_DOCUMENTS, labels.scale
+            return predict(self.model, head, fitted.taps, documents, *sizes)
+        pooled = torch.from_numpy(self._pooled(documents, fitted.taps))
         with torch.no_grad():
-            outputs = head.from_pooled(self._pooled(labels, documents))
+            outputs = head.from_pooled(pooled.to(device_of(self.model)))
         return labels.scale.stored(outputs.cpu().numpy())

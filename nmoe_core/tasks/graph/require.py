@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.config.quality import ProbeTable
+from nmoe_core.config.quality import JudgeTable, ProbeTable
 from nmoe_core.config.run import Run
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.labels.label_files import SUMMARY_NAME
@@ -171,7 +171,7 @@ def _heads(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
 
 
 def _head(
-    run: Run, kind: Literal["probe", "judge"], path: Path, table: ProbeTable
+    run: Run, kind: Literal["probe", "judge"], path: Path, table: ProbeTable | JudgeTable
 ) -> Iterator[_Compared]:
     from nmoe_core.quality.heads.head_files import read_header
 

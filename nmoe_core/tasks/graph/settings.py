@@ -124,7 +124,7 @@ def student(run: Run) -> MadeWith:
 def head(run: Run, kind: Literal["probe", "judge"]) -> MadeWith:
     """Settings of the probe or the judge."""
     table = run.config.heads
-    recipe = (table.probe if kind == "probe" else table.judge).model_dump(mode="json")
+    recipe = table.probe.recorded if kind == "probe" else table.judge.model_dump(mode="json")
     found = {f"heads.{kind}.{name}": value for name, value in recipe.items()}
     shared = ("max_ctx", "seed", "use_salvaged")
     return MadeWith(TRAIN_CODE, found | {f"heads.{name}": getattr(table, name) for name in shared})

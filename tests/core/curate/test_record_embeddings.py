@@ -14,11 +14,11 @@ from nmoe_core.base.errors import LockedError
 from nmoe_core.base.progress import Meter
 from nmoe_core.curate.jsonl import deep, record_embeddings
 from nmoe_core.curate.jsonl.deep import DeepEmbedder, DeepSettings, embed_deep
-from nmoe_core.curate.jsonl.embedding_cache import KEYS_NAME, ROWS_NAME, EmbeddingCache
 from nmoe_core.curate.jsonl.record_embeddings import RecordEmbeddings, embed_records
 from nmoe_core.curate.jsonl.record_files import scan_jsonl
 from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.engine import Transformer, make_tiny_checkpoint
+from nmoe_core.quality.embedding_cache import KEYS_NAME, ROWS_NAME, EmbeddingCache
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.refusals import refused
 

@@ -75,7 +75,7 @@ def test_a_damaged_config_of_a_checkpoint_is_one_clear_error(
 def test_a_damaged_head_file_is_one_clear_error(
     mutations: Mutations, heads_dir: Path, backbone: Transformer, name: str
 ) -> None:
-    assert load_heads(heads_dir, backbone, MAX_CTX).probe_tap == 1
+    assert load_heads(heads_dir, backbone, MAX_CTX).probe_taps == (1,)
     path = heads_dir / name
     tensors = load(payload := path.read_bytes())
     header = json.dumps(read_header(path)).encode()

@@ -1,6 +1,7 @@
 import json
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,11 @@ def probe() -> Probe:
     return Probe(ProbeArch(32)).eval()
 
 
+def probe_of(probe: Probe) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The scores of a probe that reads one block."""
+    return lambda hidden, lengths: probe([hidden], lengths)
+
+
 def spoiled(hidden: torch.Tensor) -> torch.Tensor:
     """The same documents with NaN where they are padded."""
     out = hidden.clone()
@@ -54,7 +60,7 @@ def spoiled(hidden: torch.Tensor) -> torch.Tensor:
 def test_means_and_scores_do_not_depend_on_padding_or_company(
     hidden: torch.Tensor, probe: Probe, judge: Judge
 ) -> None:
-    for head in (pooled, probe, judge):
+    for head in (pooled, probe_of(probe), judge):
         together = head(spoiled(hidden), LENGTHS)
         for row, length in enumerate(LENGTHS.tolist()):
             own = hidden[row : row + 1, :length]
@@ -164,15 +170,18 @@ def test_heads_that_do_not_belong_are_refused_with_a_code_each(
     write_head(tmp_path, probe, backbone, arch={"kind": "probe", "hidden_size": 64})
     is_refused("E-HEAD-FORMAT")  # tensors of another shape than the header's
     write_head(tmp_path, probe, backbone, tap=4)
-    write_head(tmp_path, judge, backbone, tap=3)
-    with refused("E-HEAD-FORMAT", "the probe reads block 4, the judge 3"):
-        load_heads(tmp_path, backbone, MAX_CTX)
     judge_path = write_head(tmp_path, judge, backbone, tap=4)
     heads = load_heads(tmp_path, backbone, MAX_CTX)
-    assert (heads.probe_tap, heads.judge_tap) == (4, 4)
+    assert (heads.probe_taps, heads.judge_tap) == ((4,), 4)
     write_head(tmp_path, probe, backbone, tap=1)
-    assert load_heads(tmp_path, backbone, MAX_CTX).probe_tap == 1
-    for tap in (0, backbone.config.num_hidden_layers + 1, True):
+    assert load_heads(tmp_path, backbone, MAX_CTX).probe_taps == (1,)
+    write_head(tmp_path, probe, backbone, tap=[4, 1])
+    with refused("E-HEAD-FORMAT", "ascending"):
+        load_heads(tmp_path, backbone, MAX_CTX)
+    write_head(tmp_path, probe, backbone, tap=[1, 4])
+    with refused("E-HEAD-FORMAT", "32 dimensions for 2 blocks"):
+        load_heads(tmp_path, backbone, MAX_CTX)
+    for tap in (0, backbone.config.num_hidden_layers + 1, True, [1, 0]):
         write_head(tmp_path, probe, backbone, tap=tap)
         with refused("E-HEAD-FORMAT", "no such block"):
             load_heads(tmp_path, backbone, MAX_CTX)
@@ -193,10 +202,10 @@ def test_weights_of_the_first_published_form_come_in_unchanged(
         import_pickle(path, tmp_path, backbone, MAX_CTX, num_heads=4)
     heads = load_heads(tmp_path, backbone, MAX_CTX)
     assert torch.equal(heads.judge(hidden, LENGTHS), judge(hidden, LENGTHS))
-    assert torch.equal(heads.probe(hidden, LENGTHS), probe(hidden, LENGTHS))
+    assert torch.equal(heads.probe([hidden], LENGTHS), probe([hidden], LENGTHS))
     header = read_header(tmp_path / JUDGE_NAME)
     assert (header["scorer_model"], header["arch"]["nan_to_num"]) == ("unknown", True)
-    assert (heads.probe_tap, heads.judge_tap) == (6, 8)
+    assert (heads.probe_taps, heads.judge_tap) == ((6,), 8)
     for num_heads in (0, -1, 3):  # it must divide the judge's width
         with refused("E-HEAD-FORMAT"):
             import_pickle(path, tmp_path, backbone, MAX_CTX, num_heads)
@@ -250,7 +259,7 @@ def test_the_gate_of_a_second_probe_is_the_mean_of_five_equal_scores(
     tensors["domain.weight"], tensors["domain.bias"] = torch.zeros(9, 32), torch.zeros(9)
     torch.save(tensors, tmp_path / "hydra_probe_phase_c.pt")
     made = import_pickle(tmp_path / "hydra_probe_phase_c.pt", tmp_path, backbone, MAX_CTX)
-    scores = load_head(made, backbone, MAX_CTX).head(hidden, LENGTHS)
+    scores = load_head(made, backbone, MAX_CTX).head([hidden], LENGTHS)
     torch.testing.assert_close(scores.mean(1) / 4, gate(pooled(hidden, LENGTHS))[:, 0])
     # Equal but for the order in which a matrix product adds up its columns.
     torch.testing.assert_close(scores, scores[:, :1].expand(-1, 5), rtol=1e-6, atol=1e-6)

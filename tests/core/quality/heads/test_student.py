@@ -16,7 +16,8 @@ from nmoe_core.base.intervals import spearman
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.quality.heads import student as student_module
 from nmoe_core.quality.heads.ngrams import NUM_COLUMNS, SCALAR_WEIGHT, TokenTable, ngrams, scalars
-from nmoe_core.quality.heads.student import PENALTIES, Student, fit_student
+from nmoe_core.quality.heads.student import Student, fit_student
+from nmoe_core.quality.ridge import PENALTIES
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import failing
 from tests.refusals import refused

@@ -112,7 +112,8 @@ ELSEWHERE = (
     *("vocab_size", "weights", "window_stride", "attributes.", "backbone.checkpoint"),
     *("backbone.kind", "backbone.family", "calibration.target_drop", "calibration.target_of"),
     *("contamination.", "curation.by", "curation.descending", "curation.include"),
-    *("curation.packing", "curation.resume_from_token", "curation.stability", "heads.use_salvaged"),
+    *("curation.packing", "curation.resume_from_token", "curation.stability"),
+    *("heads.probe.blocks", "heads.use_salvaged"),
     *("oracle.engine.", "oracle.http.", "oracle.kind", "oracle.relabel", "oracle.rubric"),
     *(
         "oracle.extract_embedded",
