@@ -103,6 +103,9 @@ class HttpOracleTable(StrictModel):
     each grade; below it the label fails."""
     reasoning_effort: Literal["none", "low", "medium", "high"] | None = "low"
     """Reasoning effort to request; with `completions` only none or low."""
+    answer_format: Literal["auto", "json_schema", "json_object", "text"] = "auto"
+    """Form of the answer that requests ask for. `auto`: the first of the other three that the
+    server does not refuse; later runs send the same form."""
     seed: int = 0
     """Seed of the first request for a document; each retry adds 1."""
     concurrency: int = Field(default=64, ge=1, le=4096)
@@ -220,6 +223,17 @@ class HttpOracleTable(StrictModel):
             raise ValueError('grades = "expected" needs api = "chat"')
         if self.grades != "expected" and "min_grade_mass" in self.model_fields_set:
             raise ValueError('min_grade_mass has no effect without grades = "expected"')
+        return self
+
+    @model_validator(mode="after")
+    def _asks_for_one_form(self) -> HttpOracleTable:
+        is_set = "response_format" in (*self.extra_body, *self.omit)
+        is_free = self.api == "completions" and self.reasoning_effort != "none"
+        if self.answer_format != "auto" and (is_set or is_free):
+            raise ValueError(
+                "answer_format is not used: extra_body, omit or completions with reasoning set the "
+                "form of the answer"
+            )
         return self
 
     @model_validator(mode="after")

@@ -25,17 +25,16 @@ from nmoe_core.base.fingerprint import recorded
 from nmoe_core.base.jsonl import parse_object
 from nmoe_core.labels.oracle import (
     SCORES_NAME,
-    Budget,
     Oracle,
     OracleResult,
     Record,
     Reply,
-    Spent,
     has_failed,
     is_answered,
     is_server_failure,
 )
 from nmoe_core.labels.oracles.heuristic import SCORER_MODEL as HEURISTIC
+from nmoe_core.labels.oracles.spent import Budget, Spent
 
 ANSWERS_NAME = "answers"  # the directory of the ledger, in the directory of all labels
 STARTED_NAME = "started.json"  # earlier versions: what the records of this directory are made from
@@ -153,6 +152,12 @@ class Ledger:
     def has_reply(self, request_digest: str, text_sha256: str) -> bool:
         """Whether there is a reply about a text."""
         return _key(request_digest, text_sha256) in self._places
+
+    def accepts(self, request_digest: str) -> bool | None:
+        """Whether the server answers these requests; False if it refuses the form of the answer,
+        None if neither is known."""
+        spent = self.spent[request_digest]
+        return bool(spent.answers) if spent.answers or spent.refuses_format else None
 
     def has(self, request_digest: str, text_sha256: str, attempt: int, body: str) -> bool:
         """Whether exactly this reply is in the ledger."""

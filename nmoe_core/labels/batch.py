@@ -99,6 +99,7 @@ def _question(
     retries = labelling.table.max_retries
     for job in jobs:
         for documents, _, oracle in labelling.parts(job):
+            oracle.settle(labelling.ledger(job).accepts)
             if any(row == doc_id for row, _ in documents.rows):
                 return doc_id, oracle, Question(documents.text(doc_id).text)
             if doc_id:
@@ -139,6 +140,7 @@ def _questions(labelling: Labelling, jobs: Iterable[LabelJob]) -> Iterator[tuple
         for documents, _, oracle in labelling.parts(job):
             if not isinstance(oracle, HttpOracle | Sampled):
                 raise _not_a_server(labelling)
+            oracle.settle(ledger.accepts)
             request = oracle.request_digest
             texts = seen.setdefault(request, set())
             for _, text, outcome in open_texts(documents, ledger, oracle, retries, texts):

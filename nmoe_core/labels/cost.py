@@ -15,8 +15,9 @@ from nmoe_core.config.quality import OracleTable
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.answers import Ledger, Outcome
 from nmoe_core.labels.documents import Documents
-from nmoe_core.labels.oracle import Budget, Oracle, sha256_of
+from nmoe_core.labels.oracle import Oracle, sha256_of
 from nmoe_core.labels.oracles.harmony import fenced
+from nmoe_core.labels.oracles.spent import Budget
 from nmoe_core.text.tokenizer import Tokenizer
 
 TEMPLATE_TOKENS = 128
@@ -100,6 +101,7 @@ def open_texts(
 ) -> Iterator[tuple[str, str, Outcome]]:
     """Yield document id, text and outcome of each text that labelling would ask about; adds the
     texts' digests to `seen`, and leaves out those that are in it."""
+    oracle.settle(ledger.accepts)
     for doc_id, _ in documents.rows:
         text = documents.text(doc_id).text
         digest = sha256_of(text)

@@ -1,6 +1,6 @@
 """The labelling jobs of a run: each has documents, an output directory and an oracle."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,16 +18,9 @@ from nmoe_core.labels.answers import Ledger
 from nmoe_core.labels.cost import Estimate, Part, estimate_labels, require_cost
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
-from nmoe_core.labels.oracle import (
-    RETRY_TEMPERATURE,
-    Budget,
-    Keep,
-    Oracle,
-    OracleResult,
-    Question,
-    Reply,
-)
+from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Keep, Oracle, OracleResult, Question, Reply
 from nmoe_core.labels.oracles import make_oracle
+from nmoe_core.labels.oracles.spent import Budget
 from nmoe_core.labels.sample import draw_sample, drawn_ids, sample_fingerprints, sampled_rows
 from nmoe_core.labels.scores import rounded
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
@@ -47,6 +40,10 @@ class LabelJob(NamedTuple):
     relabel: int
 
 
+def _drawn(request_digest: str) -> str:
+    return sha256_json([request_digest, "sampled", RETRY_TEMPERATURE])[:16]
+
+
 class Sampled:
     """Wraps an oracle so that it samples its answers, instead of giving the most likely answers.
     The samples are independent of each other and of samples that the wrapped oracle draws."""
@@ -56,12 +53,20 @@ class Sampled:
         self.scorer = oracle.scorer._replace(scorer_version=version)
         self.fingerprint = sha256_json([oracle.fingerprint, "sampled/2", RETRY_TEMPERATURE])
         self.facts = oracle.facts | {"temperature": RETRY_TEMPERATURE, "seed": "by text"}
-        drawn = [oracle.request_digest, "sampled", RETRY_TEMPERATURE]
-        self.request_digest = sha256_json(drawn)[:16]
+        self.request_digest = _drawn(oracle.request_digest)
+        self.request_digests = tuple(map(_drawn, oracle.request_digests))
         self.max_new = oracle.max_new
         self.served = oracle.served
         self.scale = oracle.scale
         self._oracle = oracle
+
+    def settle(self, accepts: Callable[[str], bool | None]) -> None:
+        def either(digest: str) -> bool | None:
+            found = accepts(_drawn(digest))
+            return accepts(digest) if found is None else found
+
+        self._oracle.settle(either)
+        self.request_digest = _drawn(self._oracle.request_digest)
 
     def label(
         self, questions: Iterable[Question], keep: Keep | None = None
@@ -201,14 +206,18 @@ class Labelling:
         http = self.table.http
         if self.table.kind != "http" or http is None or http.max_cost is None:
             return None
-        requests = frozenset(oracle.request_digest for oracle in self._asked().values())
-        return Budget(self.table, http.max_cost, requests)
+        return Budget(self.table, http.max_cost, frozenset(self._kinds()))
 
     def _asked(self) -> dict[str, Oracle]:
         """The oracles of the labels, and of both kinds of noise."""
         first = self.oracle(self.rubric)
         turned = self.oracle(self.rubric.turned())
         return {"labels": first, "order": turned, "sampling": Sampled(first)}
+
+    def _kinds(self) -> dict[str, str]:
+        """What is asked, by `Oracle.request_digest`."""
+        asked = self._asked().items()
+        return {digest: kind for kind, oracle in asked for digest in oracle.request_digests}
 
     def account(self) -> list[dict[str, Any]]:
         """What all answers in the run's ledger cost, one row per model and kind of `questions`:
@@ -217,8 +226,7 @@ class Labelling:
         `retries` are requests about a text that had been sent before. `cost` is None without
         prices, and for other settings, whose prices are not known. Raises as `Ledger`.
         """
-        asked = self._asked() if self.table.kind == "http" else {}
-        kinds = {oracle.request_digest: kind for kind, oracle in asked.items()}
+        kinds = self._kinds() if self.table.kind == "http" else {}
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         for request, spent in Ledger(self.tree.answers).spent.items():
             kind = kinds.get(request, "other settings")
@@ -229,7 +237,7 @@ class Labelling:
             for key, count in counts.items():
                 found[key] = found.get(key, 0) + count
         for row in rows.values():
-            is_known = row["questions"] in asked
+            is_known = row["questions"] in kinds.values()
             cost = self.table.cost(row["tokens_in"], row["tokens_out"])
             row["cost"] = rounded(cost) if is_known else None
         return list(rows.values())

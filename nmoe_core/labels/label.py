@@ -42,13 +42,13 @@ from nmoe_core.labels.label_files import (
 )
 from nmoe_core.labels.oracle import (
     EMPTY_TEXT,
+    FormatRefusedError,
     Oracle,
     OracleResult,
     Question,
     Record,
     Reply,
     Shown,
-    Spent,
     coverage,
     has_failed,
     is_server_failure,
@@ -56,6 +56,7 @@ from nmoe_core.labels.oracle import (
     read_records,
     sha256_of,
 )
+from nmoe_core.labels.oracles.spent import Spent
 from nmoe_core.shards.documents import Text
 
 LABEL_CODE = "labels/2"
@@ -211,6 +212,7 @@ class _Labelling:
         self.ledger = ledger
         self._read_texts()
         ledger.refresh()
+        self.oracle.settle(ledger.accepts)
         if (error := self._other_raters(ledger)) is not None:
             raise error
         path = answers_file(ledger.directory, self.directory)
@@ -218,7 +220,12 @@ class _Labelling:
             if (self.directory / STARTED_NAME).is_file():
                 writer.take_over(self.directory)
             while pending := self._pending(ledger, max_retries):
-                self._ask(writer, ledger, pending)
+                num_asked = self.num_asked
+                try:
+                    self._ask(writer, ledger, pending)
+                except FormatRefusedError:  # the refusal is in the ledger
+                    self.num_asked = num_asked
+                    self.oracle.settle(ledger.accepts)
 
     def _pending(self, ledger: Ledger, max_retries: int) -> list[_Pending]:
         """The number and the attempt of each text to ask about: first texts without an answer, then

@@ -20,7 +20,6 @@ from loader.files.regular import open_file
 from nmoe_core.base.append_log import Line, whole_lines
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.config.quality import OracleTable
 from nmoe_core.labels.scores import QUALITY, Scale, parse_scores, scale_in
 
 Record = dict[str, Any]
@@ -124,45 +123,9 @@ class Reply:
     tokens_out: int = 0
 
 
-@dataclass(slots=True)
-class Spent:
-    """Replies about one kind of question, and what they cost in tokens; `retries` counts further
-    replies about a text, and `served` counts answers by what the server said that it ran, if it
-    said so. `model` is the model that was asked."""
-
-    replies: int = 0
-    retries: int = 0
-    answers: int = 0
-    tokens_in: int = 0
-    tokens_out: int = 0
-    served: Counter[str] = field(default_factory=Counter)
-    model: str = ""
-
-    def add(self, reply: Reply, *, is_retry: bool) -> None:
-        self.replies += 1
-        self.retries += is_retry
-        self.model = reply.sent.get("model", self.model)
-        self.tokens_in += reply.tokens_in
-        self.tokens_out += reply.tokens_out
-        self.answers += reply.status == 200
-        if reply.status == 200 and reply.served:
-            self.served[reply.served] += 1
-
-
-class Budget(NamedTuple):
-    """The most that all answers to these `requests` may cost (`Oracle.request_digest`), at the
-    prices of a table."""
-
-    table: OracleTable
-    max_cost: float
-    requests: frozenset[str]
-
-    def cost(self, spent: dict[str, Spent]) -> float:
-        """What replies have cost; `spent` is by `Oracle.request_digest`."""
-        found = [one for request, one in spent.items() if request in self.requests]
-        tokens_in = sum(one.tokens_in for one in found)
-        tokens_out = sum(one.tokens_out for one in found)
-        return self.table.cost(tokens_in, tokens_out) or 0.0
+class FormatRefusedError(Exception):
+    """The server refuses the form of the answer that the requests ask for; `Oracle.settle` chooses
+    the next form."""
 
 
 Keep = Callable[[int, Reply], None]
@@ -177,6 +140,7 @@ class Oracle(Protocol):
         request_digest: Changes if the reply to a text could change; empty if the oracle computes
             its results at no cost, so its replies are not stored. Unlike `fingerprint`, it does not
             cover how replies are parsed, or the maximum length of an answer.
+        request_digests: All values that `settle` may give to `request_digest`.
         max_new: Maximum tokens of an answer; None if `request_digest` covers the limit.
         served: Which answers count, by what the server says that it runs: `one` (all must be of one
             model), `any`, or a name.
@@ -188,6 +152,7 @@ class Oracle(Protocol):
     scale: Scale
     fingerprint: str
     request_digest: str
+    request_digests: tuple[str, ...]
     max_new: int | None
     served: str
     facts: dict[str, Any]
@@ -200,6 +165,11 @@ class Oracle(Protocol):
         The oracle reads more questions from the iterable when it can process them. `keep` gets
         every reply as soon as it arrives, also replies that lead to another request.
         """
+        ...
+
+    def settle(self, accepts: Callable[[str], bool | None]) -> None:
+        """Choose the form of the answer that requests ask for. `accepts` says whether the server
+        accepts the requests of a digest, or None if that is not known."""
         ...
 
     def read(self, reply: Reply) -> OracleResult | None:
@@ -218,9 +188,13 @@ class MeasuredOracle:
         self.fingerprint = sha256_json([model, facts])
         asked = {key: value for key, value in facts.items() if key != "salvage"}
         self.request_digest = sha256_json([model, asked])[:16]
+        self.request_digests: tuple[str, ...] = (self.request_digest,)
         self.max_new: int | None = None
         self.served = "any"
         self.scorer = Scorer(model, self.fingerprint[:16], facts["rubric"])
+
+    def settle(self, accepts: Callable[[str], bool | None]) -> None:
+        pass
 
 
 def sha256_of(text: str) -> str:

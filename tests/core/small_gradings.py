@@ -126,6 +126,13 @@ class FakeOracle:
     def request_digest(self) -> str:
         return f"{self.fingerprint}/{self.rubric_hash}"
 
+    @property
+    def request_digests(self) -> tuple[str, ...]:
+        return (self.request_digest,)
+
+    def settle(self, accepts: Callable[[str], bool | None]) -> None:
+        pass
+
     def label(
         self, questions: Iterable[Question], keep: Keep | None = None
     ) -> Iterator[tuple[int, OracleResult]]:

@@ -34,6 +34,9 @@ _BETWEEN = "<|end|>"
 _REST = re.compile(r"(?:<\|(?:end|return|call)\|>\s*)?\Z")
 
 
+ANSWER_FORMATS = ("json_schema", "json_object", "text")
+
+
 def response_format(scale: Scale, has_reason: bool) -> orjson.Fragment:
     """The JSON schema of an answer, as the request's `response_format`."""
     grades = zip(scale.names, scale.lowest, scale.highest)
@@ -64,7 +67,7 @@ def _count(value: object) -> int:
 
 
 # Facts on which labels depend, but replies do not.
-_NOT_ASKED = ("salvage", "max_new", "served", "min_grade_mass")
+_NOT_ASKED = ("salvage", "max_new", "served", "min_grade_mass", "answer_format")
 
 
 class Dialect:
@@ -90,10 +93,22 @@ class Dialect:
         self._markers = pattern(more, self.forms)
         limit = extra.get("max_completion_tokens", table.max_new)
         self.max_new: int | None = limit if isinstance(limit, int) else None
+        self.answer_format = "json_schema"
 
-    def asked(self, facts: dict[str, Any]) -> dict[str, Any]:
-        """The facts on which a reply depends: neither the parser, nor the limit of its length."""
+    def answer_formats(self) -> tuple[str, ...]:
+        """The forms of the answer that requests may ask for, in the order of trial."""
+        is_set = "response_format" in (*self._table.extra_body, *self._table.omit)
+        if is_set or "response_format" not in self._fixed:
+            return ("json_schema",)
+        named = self._table.answer_format
+        return ANSWER_FORMATS if named == "auto" else (named,)
+
+    def asked(self, facts: dict[str, Any], answer_format: str) -> dict[str, Any]:
+        """The facts on which a reply depends: neither the parser, nor the limit of its length; the
+        form that the request asks for, not the setting."""
         asked = {key: facts[key] for key in facts if key not in _NOT_ASKED}
+        if answer_format != "json_schema":
+            asked["answer_format"] = answer_format
         extra = {k: v for k, v in self._table.extra_body.items() if k != "max_completion_tokens"}
         return asked | {"extra_body": extra, "api": self._table.api}
 
@@ -109,7 +124,12 @@ class Dialect:
         extra = self._table.extra_body
         if "max_completion_tokens" in extra:  # servers refuse both keys together
             del settings["max_tokens"]
-        fields = settings | self._fixed | extra
+        fields = settings | self._fixed
+        if self.answer_format == "json_object":
+            fields["response_format"] = {"type": "json_object"}
+        elif self.answer_format == "text":
+            del fields["response_format"]
+        fields |= extra
         for name in self._table.omit:
             fields.pop(name, None)
         return orjson.dumps(fields | prompt)

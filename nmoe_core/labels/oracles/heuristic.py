@@ -8,7 +8,7 @@ oracle judges only form, not whether a statement is true, and only English and s
 in another script or language gets no scores. A document takes a third of a millisecond.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nmoe_core.base.fingerprint import sha256_json
@@ -106,8 +106,12 @@ class HeuristicOracle:
         # above.
         self.facts: dict[str, Any] = {"backend": "heuristic", "table": self.fingerprint}
         self.request_digest = ""
+        self.request_digests: tuple[str, ...] = ()
         self.max_new: int | None = None
         self.served = "any"
+
+    def settle(self, accepts: Callable[[str], bool | None]) -> None:
+        """There is one form of questions."""
 
     def label(
         self, questions: Iterable[Question], keep: Keep | None = None

@@ -14,8 +14,7 @@ import json
 import math
 import random
 import re
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from nmoe_core.base.redact import Redactor
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import (
     RETRY_TEMPERATURE,
+    FormatRefusedError,
     Keep,
     MeasuredOracle,
     OracleResult,
@@ -35,25 +35,20 @@ from nmoe_core.labels.oracle import (
 from nmoe_core.labels.oracles.dialects import DIALECTS, headers_of, url_of, usage_of
 from nmoe_core.labels.oracles.harmony import PROMPT_VERSION
 from nmoe_core.labels.oracles.replies import Flow, ServerReply, backoff_s, classify, down, post
+from nmoe_core.labels.oracles.requests import MAX_FAILED_IN_A_ROW, Outcome, Requests, Result
+from nmoe_core.labels.oracles.spent import refuses_format
 from nmoe_core.labels.scores import Scale
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable
     from nmoe_core.labels.oracles.connection import Endpoint
 
-# If so many documents fail one after another, without an answer in between, the fault is the
-# server's.
-MAX_FAILED_IN_A_ROW = 16
 RAW_CHARS = 16_000
 BYTES_PER_TOKEN = 3  # fewer than most texts have: an estimate before the server counts the tokens
 # Fields of a request that the ledger leaves out: the document, and long values that
 # `Oracle.request_digest` covers.
-_NOT_KEPT = {"messages", "prompt", "response_format", "stop_token_ids"}
+_NOT_KEPT = {"messages", "prompt", "stop_token_ids"}
 REASON_CHARS = 64
-Result = tuple[int, OracleResult]
-# The result for a text; and, if the server failed on the text, the error to raise if it answers no
-# other document either.
-Outcome = tuple[OracleResult, LabelError | None]
 
 
 class HttpOracle(MeasuredOracle):
@@ -87,12 +82,25 @@ class HttpOracle(MeasuredOracle):
             **({"salvage": True} if extract_embedded else {}),
             # Without the key, the version is that of earlier releases.
             **({} if table.served in ("one", "any") else {"served": table.served}),
+            **({} if table.answer_format == "auto" else {"answer_format": table.answer_format}),
             **({"omit": sorted(table.omit)} if table.omit else {}),
         }
         super().__init__(table.model, facts, Scale.of(rubric))
         self.served = table.served
         self.max_new = self._dialect.max_new
-        self.request_digest = sha256_json([table.model, self._dialect.asked(facts)])[:16]
+        self._digests = {
+            form: sha256_json([table.model, self._dialect.asked(facts, form)])[:16]
+            for form in self._dialect.answer_formats()
+        }
+        self.request_digests = tuple(self._digests.values())
+        self.settle(lambda _: True)
+
+    def settle(self, accepts: Callable[[str], bool | None]) -> None:
+        *others, last = self._digests
+        form = next((one for one in others if accepts(self._digests[one]) is not False), last)
+        self._dialect.answer_format = form
+        self.request_digest = self._digests[form]
+        self._is_format_tried = form != last and accepts(self.request_digest) is None
 
     def label(self, questions: Iterable[Question], keep: Keep | None = None) -> Iterator[Result]:
         """Yield results as they arrive. The oracle's own event loop runs while it waits for the
@@ -105,7 +113,7 @@ class HttpOracle(MeasuredOracle):
         rates = (table.requests_per_minute, table.tokens_per_minute)
         flow = Flow(table.concurrency, table.max_outage_s, self._rng, *rates)
         ask = functools.partial(self._ask, flow, keep, self._endpoint())
-        requests = _Requests(ask, flow, table.concurrency, enumerate(questions))
+        requests = Requests(ask, flow, table.concurrency, enumerate(questions))
         loop = asyncio.new_event_loop()
         try:
             while batch := loop.run_until_complete(requests.next_results()):
@@ -149,6 +157,9 @@ class HttpOracle(MeasuredOracle):
                 flow.answered()
                 self._check_model(reply.value)
                 return self._result(reply), None
+            is_tried = self._is_format_tried and not flow.num_answered
+            if is_tried and refuses_format(reply.status, reply.text):
+                raise FormatRefusedError
             if reply.kind == "document" or reply.status == 403:
                 # If the server never answers, it does not refuse the document, but the request.
                 flow.answered(is_answer=False)
@@ -184,6 +195,9 @@ class HttpOracle(MeasuredOracle):
     def _received(self, reply: ServerReply, body: bytes) -> Reply:
         """The reply as the ledger keeps it; `body` is the request's."""
         sent = {key: value for key, value in json.loads(body).items() if key not in _NOT_KEPT}
+        form = sent.get("response_format")
+        if isinstance(form, dict):
+            sent["response_format"] = form.get("type")
         tokens_in, tokens_out = usage_of(reply.value)
         text = reply.text if reply.status else reply.reason  # without a reply, the reason
         return Reply(
@@ -285,114 +299,3 @@ class HttpOracle(MeasuredOracle):
             do=do,
             code="E-LABEL-ORACLE",
         )
-
-
-class _Requests:
-    """The requests of one run: workers that each send one question after another."""
-
-    def __init__(
-        self,
-        ask: Callable[[int, Question], Awaitable[Outcome]],
-        flow: Flow,
-        concurrency: int,
-        questions: Iterator[tuple[int, Question]],
-    ) -> None:
-        self._ask = ask
-        self._flow = flow
-        self._num_idle = concurrency
-        self._questions = questions
-        self._workers: set[asyncio.Task[None]] = set()
-        self._results: list[Result] = []
-        # Failures since the last answer, and failures to ask about again after an outage.
-        self._failed: list[tuple[int, Question, OracleResult]] = []
-        self._again: deque[tuple[int, Question]] = deque()
-        self._error: BaseException | None = None
-        self._fault: LabelError | None = None  # of the last failure
-        self._has_news = asyncio.Event()
-
-    async def next_results(self) -> list[Result]:
-        """The results that arrived since the last call, at least one; an empty list at the end.
-
-        If a worker fails, or too many documents fail in a row, raises the error after open requests
-        have ended and all earlier results have been returned.
-        """
-        while self._num_idle:
-            self._num_idle -= 1
-            worker = asyncio.get_running_loop().create_task(self._work())
-            self._workers.add(worker)
-            worker.add_done_callback(self._end)
-        while not self._results and self._workers and self._error is None:
-            self._has_news.clear()
-            await self._has_news.wait()
-        if self._error is not None:
-            await self._drain()
-        if not self._results:
-            if self._failed and not self._flow.num_answered:
-                self._error = self._error or self._fault
-            if self._error is not None:
-                raise self._error
-            self._release_failures()
-        results = self._results
-        self._results = []
-        return results
-
-    async def _drain(self) -> None:
-        """Send no further requests, and wait for the open requests, for at most `timeout_s`."""
-        self._flow.is_closed = True
-        for worker in self._workers - self._flow.sending.keys():
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-
-    async def _work(self) -> None:
-        while (item := self._next()) is not None:
-            self._settle(*item, *await self._ask(*item))
-            if self._error is not None:
-                return
-
-    def _end(self, worker: asyncio.Task[None]) -> None:
-        self._workers.discard(worker)
-        if not worker.cancelled():
-            error = worker.exception()
-            self._error = self._error or error
-        self._has_news.set()
-
-    def _next(self) -> tuple[int, Question] | None:
-        return self._again.popleft() if self._again else next(self._questions, None)
-
-    def _settle(
-        self, i: int, question: Question, result: OracleResult, fault: LabelError | None
-    ) -> None:
-        """Do not return a failure before the server has answered another document.
-
-        After too many failures in a row, the fault is the server's: these documents are asked
-        again. If the outage is too long, or the server refuses them, the run ends, and these
-        failures do not become labels.
-        """
-        if fault is None:
-            if self._error is None:
-                self._release_failures()
-            self._results.append((i, result))
-        else:
-            self._failed.append((i, question, result))
-            self._fault = fault
-            is_refused = result.finish_reason.startswith("http_4")
-            if len(self._failed) >= MAX_FAILED_IN_A_ROW:
-                # A request that timed out may be paid, so it is not sent again and again.
-                is_final = is_refused or result.finish_reason == "timeout"
-                if is_final or self._flow.refused():
-                    self._error = self._error or fault
-                else:
-                    self._again += [(number, asked) for number, asked, _ in self._failed]
-                    self._failed = []
-        self._has_news.set()
-
-    def _release_failures(self) -> None:
-        self._results += [(i, result) for i, _, result in self._failed]
-        self._failed = []
-
-    async def close(self) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        # A closed transport notifies its protocol in the next round of the loop.
-        await asyncio.sleep(0)

@@ -137,9 +137,9 @@ class JudgeServer(Loopback):
         request = json.loads(body)
         user = request["prompt"] if "prompt" in request else request["messages"][-1]["content"]
         document = document_in(user)
+        self.requests.append(request)
         reply = self.behave(document, self.asked[document])
         self.asked[document] += 1
-        self.requests.append(request)
         self.headers.append(head.decode())
         self.paths[head.split()[1].decode()] += 1
         self.at_once += 1

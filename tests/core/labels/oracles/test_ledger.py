@@ -51,7 +51,8 @@ def test_a_reply_is_kept_as_it_was_received(server: JudgeServer, tmp_path: Path)
         assert (reply["tokens_in"], reply["tokens_out"], reply["max_new"]) == (700, 40, 2048)
         sent = {"model": MODEL, "max_tokens": 2048, "temperature": 0, "seed": 7}
         url = f"{server.url}/chat/completions"
-        assert reply["sent"] == sent | {"reasoning_effort": "low", "url": url}
+        sent |= {"reasoning_effort": "low", "response_format": "json_schema"}
+        assert reply["sent"] == sent | {"url": url}
     assert [(r["status"], r["body"]) for r in kept[texts[2]][:2]] == [
         (503, "busy"),
         (200, "<html>"),
