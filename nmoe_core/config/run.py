@@ -27,14 +27,9 @@ from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.base.strict import StrictModel, validate
 from nmoe_core.config.attributes import AttributesTable, ContaminationTable, DuplicatesTable
 from nmoe_core.config.cache import checkpoint_dir
+from nmoe_core.config.heads import HeadsTable
 from nmoe_core.config.operations import AutomationTable, ChecksTable, PublishTable, RetentionTable
-from nmoe_core.config.quality import (
-    BackboneTable,
-    CalibrationTable,
-    GradingTable,
-    HeadsTable,
-    OracleTable,
-)
+from nmoe_core.config.quality import BackboneTable, CalibrationTable, GradingTable, OracleTable
 from nmoe_core.config.renamed import current_name, with_current_names
 from nmoe_core.config.rubric import Rubric, find_rubric
 from nmoe_core.config.tables import CurationTable, PrepTable, SeenTable

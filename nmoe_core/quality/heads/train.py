@@ -18,7 +18,7 @@ import numpy as np
 from nmoe_core.base.atomic import replacing
 from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.result import Result
-from nmoe_core.config.quality import HeadsTable
+from nmoe_core.config.heads import HeadsTable
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME, STUDENT_NAME
 from nmoe_core.labels.label_files import Labels
 from nmoe_core.quality.heads import PASS_TOKENS, TRAIN_CODE

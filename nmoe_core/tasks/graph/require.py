@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.config.quality import JudgeTable, ProbeTable
+from nmoe_core.config.heads import JudgeTable, ProbeTable
 from nmoe_core.config.run import Run
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.labels.label_files import SUMMARY_NAME

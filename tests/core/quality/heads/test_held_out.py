@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nmoe_core.config.quality import HeadsTable, ProbeTable
+from nmoe_core.config.heads import HeadsTable, ProbeTable
 from nmoe_core.config.tree import PROBE_NAME
 from nmoe_core.labels.label_files import read_labels
 from nmoe_core.labels.slices import read_slice

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 from sklearn.linear_model import Ridge as OtherRidge
 
-from nmoe_core.config.quality import HeadsTable
+from nmoe_core.config.heads import HeadsTable
 from nmoe_core.engine import Transformer
 from nmoe_core.labels.slices import read_slice
 from nmoe_core.quality import ridge_probe

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nmoe_core.base.docid import parse_doc_id
-from nmoe_core.config.quality import HeadsTable
+from nmoe_core.config.heads import HeadsTable
 from nmoe_core.engine import Transformer
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.labels.slices import read_slice
