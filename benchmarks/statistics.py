@@ -1,6 +1,7 @@
-"""`python -m benchmarks.statistics`: how often each interval covers the truth, by simulation.
+"""`python -m benchmarks.statistics`: how often each interval covers the truth, and how often each
+verdict or check is wrong, by simulation.
 
-Writes the table of docs/statistics.md. The truth of a setting is the figure of many documents.
+Writes the tables of docs/statistics.md. The truth of a setting is the figure of many documents.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.verdicts import verdict_rows
 from nmoe_core.base.intervals import (
     Interval,
+    alpha,
+    alpha_interval,
     auc,
     auc_interval,
     concordance,
@@ -29,6 +33,7 @@ from nmoe_core.base.intervals import (
 SIZES = (10, 30, 130, 500)
 PAGE = Path("docs/statistics.md")
 MARKS = "<!-- simulated -->\n", "<!-- end -->\n"
+VERDICTS = "<!-- verdicts -->\n", "<!-- end of verdicts -->\n"
 Rng = np.random.Generator
 Columns = tuple[np.ndarray, ...]
 Draw = Callable[[Rng, int], Columns]
@@ -73,6 +78,22 @@ def off_by_one(share: float) -> Draw:
         return first, first + off * (rng.random(n) < share)
 
     return draw
+
+
+def skewed(commonest: float, unrelated: float) -> Draw:
+    """Equal grades, most of them the lowest, of which a share of rows has any other grade."""
+    rest = np.array([0.5, 0.25, 0.15, 0.1]) * (1 - commonest)
+
+    def draw(rng: Rng, n: int) -> Columns:
+        first = rng.choice(5, n, p=[commonest, *rest])
+        return first, np.where(rng.random(n) < unrelated, rng.integers(0, 5, n), first)
+
+    return draw
+
+
+def raters(draw: Draw) -> Draw:
+    """The columns as one array `[N, 2]`."""
+    return lambda rng, n: (np.column_stack(draw(rng, n)).astype(float),)
 
 
 def outliers(share: float) -> Draw:
@@ -149,7 +170,15 @@ PAIRS = {
     **{f"{share:.0%} unrelated": outliers(share) for share in (0.05, 0.2)},
     "heavy tails": tailed,
 }
-GRADES = {name: draw for name, draw in PAIRS.items() if "grades" in name or "off by" in name}
+GRADES = {
+    **{name: draw for name, draw in PAIRS.items() if "grades" in name or "off by" in name},
+    **{
+        f"{commonest:.0%} of one grade, {unrelated:.0%} unrelated": skewed(commonest, unrelated)
+        for commonest in (0.5, 0.8, 0.9, 0.95)
+        for unrelated in (0.03, 0.1, 0.2)
+    },
+}
+RATED = {name: raters(draw) for name, draw in GRADES.items()}
 WITHIN = {
     f"sources of {size}, {name}": sources(PAIRS[name], size)
     for size in (10, 13, 26)
@@ -206,6 +235,7 @@ FIGURES = (
     Figure("gain in Spearman", _gain, gain_interval, GAINS),
     Figure("AUC", auc, auc_interval, CLASSES),
     Figure("quadratic kappa", concordance, concordance_interval, GRADES),
+    Figure("alpha", alpha, alpha_interval, RATED),
 )
 
 
@@ -243,10 +273,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=400)
     samples = parser.parse_args().samples
-    table = "".join(line + "\n" for line in rows(samples))
-    before, rest = PAGE.read_text("utf-8").split(MARKS[0])
-    after = rest.split(MARKS[1])[1]
-    PAGE.write_text(f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}", "utf-8")
+    for (start, end), found in ((MARKS, rows), (VERDICTS, verdict_rows)):
+        lines = list(found(samples))
+        page = PAGE.read_text("utf-8")
+        before, rest = page.split(start)
+        after = rest.split(end)[1]
+        table = "".join(line + "\n" for line in lines)
+        PAGE.write_text(f"{before}{start}\n{table}\n{end}{after}", "utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ No interval is given of fewer than `MIN_ITEMS` documents.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -274,10 +274,33 @@ def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def concordance_interval(a: np.ndarray, b: np.ndarray) -> Interval | None:
-    """95 % interval of `concordance`, by Fisher's z; None as for `spearman_interval`."""
+    """95 % interval of `concordance`, by Fisher's z; None if it is undefined, or if fewer than
+    `MIN_ITEMS` documents have another grade than the commonest one."""
+    return _interval_of_grades(np.column_stack([a, b]), _concordance)
+
+
+def _interval_of_grades(
+    grades: np.ndarray, measure: Callable[[np.ndarray], _Correlation | None]
+) -> Interval | None:
+    """If most documents have one grade, the others decide the agreement. So some others are needed,
+    and the upper end is as high as without the two documents that lower the agreement most."""
+    found = measure(grades)
+    if found is None:
+        return None
+    is_given = ~np.isnan(grades)
+    values, counts = np.unique(grades[is_given], return_counts=True)
+    is_other = is_given & (grades != values[counts.argmax()])
+    if is_other.any(axis=1).sum() < MIN_ITEMS:
+        return None
+    low, high = found.interval()
+    rest = measure(grades[np.argsort(found.influence)[2:]])
+    return low, high if rest is None else max(high, rest.interval()[1])
+
+
+def _concordance(grades: np.ndarray) -> _Correlation | None:
+    a, b = grades.T
     value = concordance(a, b)
-    num = len(a)
-    if value is None or num < MIN_ITEMS:
+    if value is None:
         return None
     x = a - a.mean()
     y = b - b.mean()
@@ -287,7 +310,7 @@ def concordance_interval(a: np.ndarray, b: np.ndarray) -> Interval | None:
     other = value * (y**2 - 2 * apart * y) / expected
     influence = 2 * x * y / expected - own - other
     unrelated = own.var() + other.var() + 4 * x.var() * y.var() / expected**2
-    return _Correlation(value, influence - influence.mean(), float(unrelated)).interval()
+    return _Correlation(value, influence - influence.mean(), float(unrelated))
 
 
 def alpha(grades: np.ndarray) -> float | None:
@@ -302,10 +325,14 @@ def alpha(grades: np.ndarray) -> float | None:
 
 
 def alpha_interval(grades: np.ndarray) -> Interval | None:
-    """95 % interval of `alpha`, by Fisher's z; None as for `spearman_interval`."""
+    """95 % interval of `alpha`, by Fisher's z; None as for `concordance_interval`."""
+    return _interval_of_grades(grades[(~np.isnan(grades)).sum(axis=1) >= 2], _alpha)
+
+
+def _alpha(grades: np.ndarray) -> _Correlation | None:
     value = alpha(grades)
     found = _apart_and_spread(grades)
-    if value is None or found is None or len(found[0]) < MIN_ITEMS:
+    if value is None or found is None:
         return None
     # Grades of different documents are unrelated.
     shifted = (np.roll(column, i * (len(grades) // 2 + 1)) for i, column in enumerate(grades.T))
@@ -315,7 +342,7 @@ def alpha_interval(grades: np.ndarray) -> Interval | None:
     influence, of_unrelated = (
         ((1 - value) * spread - apart) / found[2].mean() for _, apart, spread in (found, unrelated)
     )
-    return _Correlation(value, influence - influence.mean(), float(of_unrelated.var())).interval()
+    return _Correlation(value, influence - influence.mean(), float(of_unrelated.var()))
 
 
 def _apart_and_spread(grades: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:

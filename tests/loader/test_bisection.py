@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.verdicts import Flaky
 from loader import load_plan, mask, open_loader, resolve_plan
 from loader.errors import PlanError
 from nmoe_core.audit.plans.bisection import bisect, find_causes, suspects_of
@@ -89,29 +90,6 @@ def test_causes_are_a_smallest_set_whatever_their_number_and_places():
 
         assert find_causes(suspects, is_gone) == sorted(causes)
         assert len(asked) <= len(causes) * (math.ceil(math.log2(suspects)) + 3) + 3
-
-
-class Flaky:
-    """Answers of a command that is not reproducible, kept for each plan, and others when it is
-    asked again. The symptom shows in a share of replays; a share of answers is turned."""
-
-    def __init__(self, causes: set[int], shows: float, turns: float, repeat: int, seed: int):
-        self.causes, self.shows, self.turns, self.repeat = causes, shows, turns, repeat
-        self.rng, self.known, self.replays = random.Random(seed), {}, 0
-
-    def is_gone(self, masked: list[int]) -> bool:
-        key = tuple(masked)
-        if key not in self.known:
-            self.known[key] = self.again(masked)
-        return self.known[key]
-
-    def again(self, masked: list[int]) -> bool:
-        return 2 * sum(map(self.run, [masked] * self.repeat)) > self.repeat
-
-    def run(self, masked: list[int]) -> bool:
-        self.replays += 1
-        is_gone = self.causes <= set(masked) or self.rng.random() > self.shows
-        return is_gone != (self.rng.random() < self.turns)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.verdicts import bits_of_a_null
 from loader.files.format import load_manifest
 from nmoe_core.base.docid import split_of
 from nmoe_core.cli import main
@@ -166,23 +167,6 @@ def test_windows_hold_every_byte_once_behind_a_separator() -> None:
     assert windows.shape == (2, CONTEXT + 1)
     assert windows[0, 0] == 256
     assert windows[1, 0] == windows[0, -1]
-
-
-def bits_of_a_null(
-    rng: np.random.Generator, seeds: int, sources: int, read: float
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Bits `[seeds, 150]` of two arms that differ by chance: of a pool (a seed draws
-    the share `read` of it), of each seed's draw, each source, and each document."""
-    names = [str(i % sources) for i in range(150)]
-    size = rng.lognormal(7, 0.5, 150)
-    arms = []
-    for _ in range(2):
-        pool = rng.normal(0, 0.01 * read**0.5)
-        draws = rng.normal(0, 0.01 * (1 - read) ** 0.5, (seeds, 1))
-        own = rng.normal(0, 0.01, sources)[np.arange(150) % sources] * (sources > 1)
-        noise = rng.normal(0, 0.02, 150) + rng.normal(0, 0.01, (seeds, 150))
-        arms.append(size * (1 + pool + draws + own + noise))
-    return arms[0], arms[1], names
 
 
 @pytest.mark.parametrize("seeds", [3, 10, 20])
