@@ -10,7 +10,7 @@ to the source). So many small edits give the same shares as a single edit.
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, fields, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from loader.plan.continuation import reading_order, refuse_other_reading
 from loader.plan.datasets import locate, split_dirs
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage, read_phases
-from loader.plan.records import LoaderPlan, PlanSource, PlanStage, SourceData
+from loader.plan.records import LoaderPlan, PlanStage, SourceData
 from loader.plan.settings import Vocabulary
 from loader.rows.stream import Stream
 
@@ -179,8 +179,7 @@ def _with_sources(
     moved = plan.moved_to(
         Path(os.path.commonpath([plan.base, *(path.parent for path in paths.values())]))
     )
-    columns = [f.name for f in fields(SourceData)]
-    found = {s.name: SourceData(**{key: getattr(s, key) for key in columns}) for s in moved.sources}
+    found = {source.name: source for source in moved.sources}
     for name, manifest in manifests.items():
         data = source_data(name, moved.base, paths[name], manifest)
         if data.content_hash != found.setdefault(name, data).content_hash:
@@ -218,12 +217,7 @@ def _rest(
         beside = [Fraction(own, OWED_UNIT) for own in owed]
         shares = quotas(segment.num_sequences, weights, beside)
         sources = tuple(
-            PlanSource(
-                **asdict(known[source.name]),
-                weight=weight,
-                quota_sequences=quota,
-                owed_millionths=own,
-            )
+            known[source.name].planned(weight, quota, own)
             for source, weight, quota, own in zip(listed, fixed, shares, owed)
         )
         name = f"{_NAME}@{segment.start_step}"

@@ -13,7 +13,7 @@ import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -49,28 +49,16 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
     with _asking(url):
         store, key = _store_of(url)
         try:
+            if span is None:
+                return b"".join(_streamed(store, url, key, MAX_BYTES))
             if store is None:
                 files, path = _fsspec(url)
-                return files.cat_file(path, *(span or ()))
-            options = span and {"range": span}
-            found = _obstore().get(store, key, options=options)
-            return found.bytes().to_bytes() if span else b"".join(_parts(found))
+                return files.cat_file(path, *span)
+            return _obstore().get(store, key, options={"range": span}).bytes().to_bytes()
         except FileNotFoundError as error:
             if "NoSuchBucket" in str(error):
                 raise _refused(address(url), "read", error) from None
             return None
-
-
-def _parts(found: Any) -> Iterator[bytes]:
-    """The parts of a file as they arrive. obstore's `bytes()` allocates the length that the server
-    states, and ends the process if memory does not suffice; for a range it allocates only the
-    length of the range."""
-    size = 0
-    for part in found.stream(min_chunk_size=_PART_BYTES):
-        size += len(part)
-        if size > MAX_BYTES:
-            raise ValueError(f"more than {MAX_BYTES} bytes")
-        yield part
 
 
 def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
@@ -82,10 +70,7 @@ def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
         store, key = _store_of(url)
         try:
             with open(local, "wb") as file:
-                size_bytes = 0
                 for part in _streamed(store, url, key, max_bytes):
-                    size_bytes += len(part)
-                    _check_size(url, size_bytes, max_bytes)
                     file.write(part)
                 file.flush()
                 os.fsync(file.fileno())
@@ -99,23 +84,31 @@ def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> bool:
 
 def _streamed(store: Any, url: str, key: str, max_bytes: int) -> Iterator[bytes]:
     """The parts of a file. If the store states a size over the limit, the file is refused before
-    its first byte is read."""
+    its first byte is read. obstore's `bytes()` would allocate the length that the server states,
+    and end the process if memory does not suffice."""
     if store is None:
         files, path = _fsspec(url)
-        _check_size(url, files.size(path) or 0, max_bytes)
-        with files.open(path, "rb") as remote:
-            while part := remote.read(_PART_BYTES):
-                yield part
+        stated = files.size(path) or 0
+        opened = files.open(path, "rb")
+        parts = iter(lambda: opened.read(_PART_BYTES), b"")
     else:
         found = _obstore().get(store, key)
-        _check_size(url, found.meta["size"], max_bytes)
-        yield from found.stream(min_chunk_size=_PART_BYTES)
+        stated = found.meta["size"]
+        opened = nullcontext()
+        parts = found.stream(min_chunk_size=_PART_BYTES)
+    size_bytes = 0
+    with opened:
+        _check_size(url, stated, max_bytes)
+        for part in parts:
+            size_bytes += len(part)
+            _check_size(url, size_bytes, max_bytes)
+            yield part
 
 
 def _check_size(url: str, size_bytes: int, max_bytes: int) -> None:
     if size_bytes > max_bytes:
         raise PlanError(
-            "file is too long to be copied",
+            "file is too long",
             where=url,
             found=f"{size_bytes} bytes",
             expected=f"at most {max_bytes}, by its manifest or its kind",

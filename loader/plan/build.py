@@ -7,7 +7,7 @@ weight that would get no sequence, and sources with different tokenizers.
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from loader.errors import ConfigError, PlanError
@@ -18,7 +18,7 @@ from loader.order.policies import weight_unit
 from loader.plan import check as preflight
 from loader.plan.mixture import Stage, StageSource, quotas, weights_fixed_point
 from loader.plan.phases import Phase, Segment, check_names, cut_stage
-from loader.plan.records import PLAN_FORMATS, LoaderPlan, PlanSource, PlanStage, SourceData
+from loader.plan.records import PLAN_FORMATS, LoaderPlan, PlanStage, SourceData
 from loader.plan.settings import CROPPED, PlanSettings, StreamSettings
 from loader.plan.tables import nearest
 
@@ -184,7 +184,7 @@ def _plan_stages(
                 whole[source.name] = whole.get(source.name, 0) - share
             weights = weights_fixed_point([s.weight for s in sources], weight_unit(settings.policy))
             of_plan = tuple(
-                PlanSource(**asdict(data[source.name]), weight=weight, quota_sequences=quota)
+                data[source.name].planned(weight, quota)
                 for source, weight, quota in zip(sources, weights, shares)
             )
             name = segment.stage.name

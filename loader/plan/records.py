@@ -58,6 +58,11 @@ class SourceData:
     spec: str = field(default="", kw_only=True)
     max_epochs: int = field(default=0, kw_only=True)
 
+    def planned(self, weight: int, quota: int, owed: int = 0) -> PlanSource:
+        """This source in a stage; see `PlanSource`."""
+        data = {f.name: getattr(self, f.name) for f in fields(SourceData)}
+        return PlanSource(**data, weight=weight, quota_sequences=quota, owed_millionths=owed)
+
 
 T = TypeVar("T", bound=SourceData)
 
