@@ -6,6 +6,7 @@ from loader.batches import ReadOptions, check_names
 from loader.config import CACHE_KEYS, LoaderOptions, resolve_plan
 from loader.errors import ConfigError
 from loader.loader import DeterministicLoader
+from loader.plan.tables import unknown_name
 from loader.ranks import data_rank
 from loader.rows.stream import Split
 
@@ -47,14 +48,19 @@ def open_loader(
     check_names(given, CACHE_KEYS)
     memory = {key: value for key, value in given.items() if key not in CACHE_KEYS}
     ReadOptions(*data_rank(rank, world_size), split, backend, **memory)
-    if context is not None and not num_workers:
-        raise ConfigError("multiprocessing_context needs num_workers", found=f"{num_workers}")
+    if context is not None:
+        from multiprocessing import get_all_start_methods  # most runs do not need it
+
+        if not num_workers:
+            raise ConfigError("multiprocessing_context needs num_workers", found=f"{num_workers}")
+        if context not in (known := get_all_start_methods()):
+            raise unknown_name("start method", str(context), known, "multiprocessing_context")
+    if num_workers and backend == "numpy":
+        do = 'set backend = "torch"'
+        raise ConfigError("num_workers needs torch", found='backend = "numpy"', do=do)
+    plan = resolve_plan(cfg, options.get("cache_dir"), options.get("cache_bytes"))
     if num_workers:
-        if backend == "numpy":
-            do = 'set backend = "torch"'
-            raise ConfigError("num_workers needs torch", found='backend = "numpy"', do=do)
         from loader.torch_data import WorkerLoader
 
-        return WorkerLoader(cfg, rank, world_size, split, num_workers, context, **given)
-    plan = resolve_plan(cfg, options.get("cache_dir"), options.get("cache_bytes"))
+        return WorkerLoader(plan, rank, world_size, split, num_workers, context, **memory)
     return DeterministicLoader(plan, rank, world_size, split, backend, **memory)

@@ -1,23 +1,22 @@
 """The stream as data sets of torch, and a loader with worker processes."""
 
 from collections.abc import Iterator
-from multiprocessing import get_all_start_methods
 from typing import Any, Unpack
 
 import torch
 from torch.utils.data import DataLoader, Subset
 
-from loader.config import CACHE_KEYS, LoaderOptions
+from loader.batches import MemoryOptions
 from loader.files.spans import IGNORE_INDEX
 from loader.loader import DeterministicLoader
 from loader.map_data import RowDataset, StepDataset
-from loader.plan.tables import unknown_name
+from loader.plan.records import LoaderPlan
 from loader.rows.children import safe_children
 from loader.rows.forms import Batch, formed
 from loader.rows.stream import Split
 
 # Options of what workers read; the others are for the process that trains.
-_OF_DATA = ("dtype", "contiguous", *CACHE_KEYS)
+_OF_DATA = ("dtype", "contiguous")
 
 __all__ = ["RowDataset", "StepDataset", "WorkerLoader", "targets_per_rank"]
 
@@ -28,38 +27,33 @@ class WorkerLoader(DeterministicLoader):
     read ahead; the state is a state of `DeterministicLoader`, for any number of workers and ranks.
 
     Args:
-        cfg: See `open_loader`.
-        rank, world_size, split: See `DeterministicLoader`.
+        plan, rank, world_size, split: See `DeterministicLoader`.
         num_workers, multiprocessing_context: See `loader.opening.OpenOptions`.
-        options: See `loader.config.LoaderOptions`; `prefetch` is the number of batches that each
+        memory: See `loader.batches.MemoryOptions`; `prefetch` is the number of batches that each
             worker may be ahead, by default 2.
     """
 
     def __init__(
         self,
-        cfg: object,
+        plan: LoaderPlan,
         rank: int | None = None,
         world_size: int | None = None,
         split: Split = "train",
         num_workers: int = 2,
         multiprocessing_context: str | None = None,
-        **options: Unpack[LoaderOptions],
+        **memory: Unpack[MemoryOptions],
     ) -> None:
-        if multiprocessing_context not in (None, *(known := get_all_start_methods())):
-            where = "multiprocessing_context"
-            raise unknown_name("start method", str(multiprocessing_context), known, where)
-        memory: dict[str, Any] = {k: v for k, v in options.items() if k not in CACHE_KEYS}
         ahead = memory.pop("prefetch", 0) or 2
-        of_data: dict[str, Any] = {k: v for k, v in options.items() if k in _OF_DATA}
-        self._data = StepDataset(cfg, rank, world_size, split, form="batch", **of_data)
+        of_data: dict[str, Any] = {k: v for k, v in memory.items() if k in _OF_DATA}
+        self._data = StepDataset(plan, rank, world_size, split, form="batch", **of_data)
         self._workers: dict[str, Any] = {"pin_memory": memory.get("pin_memory", False)}
         if num_workers:
-            by_store = "spawn" if self._data.plan.store else None
+            by_store = "spawn" if plan.store else None
             self._workers |= {"num_workers": num_workers, "prefetch_factor": ahead}
             self._workers["multiprocessing_context"] = multiprocessing_context or by_store
         self._batches: Iterator[Any] | None = None
         self._ahead = 0  # the step of the next batch from the workers
-        super().__init__(self._data.plan, rank, world_size, split, "torch", **memory)
+        super().__init__(plan, rank, world_size, split, "torch", **memory)
 
     def next(self) -> Any:
         """The next batch; see `DeterministicLoader.next`. Raises StopIteration at the end."""

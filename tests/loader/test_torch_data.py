@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from loader import ConfigError, FormatError
+from loader import ConfigError, FormatError, resolve_plan
 from tests.loader.shared import open_loader, rows_of
 from tests.planted import Planted
 from tests.refusals import refused
@@ -34,14 +34,14 @@ def test_state_of_a_worker_loader_is_the_consumers_at_any_number_of_workers(
     cfg = two_stages.cfg | changes
     plain = open_loader(cfg, split=split)
     whole = rows_of(plain)
-    with WorkerLoader(cfg, split=split, num_workers=before) as loader:
+    with WorkerLoader(resolve_plan(cfg), split=split, num_workers=before) as loader:
         got = rows_of([loader.next() for _ in range(3)])
         state = json.loads(json.dumps(loader.state_dict()))
         assert loader.step == 3
     assert state["global_sequence_index"] == 36
     plain.load_state_dict(state)
     assert plain.metrics() == state["sources"]
-    with WorkerLoader(cfg, split=split, num_workers=after) as loader:
+    with WorkerLoader(resolve_plan(cfg), split=split, num_workers=after) as loader:
         loader.load_state_dict(state)
         np.testing.assert_array_equal(np.concatenate([got, rows_of(loader)]), whole)
         if split == "valid":  # the pass that was resumed is over
@@ -64,11 +64,11 @@ def test_plain_states_and_counts_of_another_run_start_all_workers_there(tree):
         plain.load_state_dict(state)
         first, whole = plain.step, rows_of(plain)
         assert (first, len(whole)) in ((9, 66), (0, 84))
-        with WorkerLoader(cfg, num_workers=2) as loader:
+        with WorkerLoader(resolve_plan(cfg), num_workers=2) as loader:
             loader.load_state_dict(state)
             got = rows_of([loader.next() for _ in range(5)])
             state = loader.state_dict()
-        with WorkerLoader(cfg, num_workers=0) as loader:
+        with WorkerLoader(resolve_plan(cfg), num_workers=0) as loader:
             loader.load_state_dict(json.loads(json.dumps(state)))
             assert loader.plan.plan_hash == plain.plan.plan_hash
             np.testing.assert_array_equal(np.concatenate([got, rows_of(loader)]), whole)
@@ -81,7 +81,7 @@ def test_a_worker_loader_continues_from_another_runs_counts_after_it_has_read(tr
     plain.load_state_dict(state)
     whole = rows_of(plain)
     for num_workers in (0, 2):
-        with WorkerLoader(cfg, num_workers=num_workers) as loader:
+        with WorkerLoader(resolve_plan(cfg), num_workers=num_workers) as loader:
             loader.next()
             loader.load_state_dict(state)
             np.testing.assert_array_equal(rows_of(loader), whole)
@@ -95,7 +95,7 @@ def test_a_worker_loader_gives_the_batch_of_its_position_after_a_skip_and_an_err
     whole = rows_of(open_loader(tree.one())).reshape(-1, 2, 17)
     last = sorted(tree.root.rglob("*.npy"))[-1]
     away = last.with_suffix(".away")
-    with WorkerLoader(tree.one(), num_workers=num_workers) as loader:
+    with WorkerLoader(resolve_plan(tree.one()), num_workers=num_workers) as loader:
         np.testing.assert_array_equal(rows_of([loader.next()]), whole[0])
         loader.skip()
         np.testing.assert_array_equal(rows_of([loader.next()]), whole[2])
@@ -121,7 +121,9 @@ def test_dataset_and_worker_loader_give_every_pass_the_same_batches(
     data = StepDataset(two_stages.cfg, 1, 3, "valid")
     options = {"num_workers": num_workers, "persistent_workers": persistent and num_workers > 0}
     batches = DataLoader(data, batch_size=None, **options)
-    with WorkerLoader(two_stages.cfg, 1, 3, "valid", num_workers=num_workers) as loader:
+    with WorkerLoader(
+        resolve_plan(two_stages.cfg), 1, 3, "valid", num_workers=num_workers
+    ) as loader:
         for passes in (batches, loader):
             first = rows_of(itertools.islice(passes, 3))  # a pass that is left
             np.testing.assert_array_equal(first, whole[:12])
@@ -150,7 +152,9 @@ def test_lengths_are_the_batches_of_the_whole_stream_wherever_the_position_is(
     for num_workers in (0, 2, 3):
         batches = DataLoader(data, batch_size=None, num_workers=num_workers)
         assert len(batches) == len(list(batches)) == expected
-        loaders.append(WorkerLoader(two_stages.cfg, 1, 3, split, num_workers=num_workers))
+        loaders.append(
+            WorkerLoader(resolve_plan(two_stages.cfg), 1, 3, split, num_workers=num_workers)
+        )
     for loader in loaders:
         with loader:
             assert len(loader) == expected
@@ -178,7 +182,9 @@ def test_clean_workers_execute_no_file_of_the_working_directory(
 ):
     planted = Planted(tmp_path)
     monkeypatch.chdir(tmp_path)
-    with WorkerLoader(two_stages.cfg, num_workers=1, multiprocessing_context=start) as loader:
+    with WorkerLoader(
+        resolve_plan(two_stages.cfg), num_workers=1, multiprocessing_context=start
+    ) as loader:
         assert loader.next_with_meta().source_names
     assert planted.ran() == []
     assert not os.environ.get("PYTHONSAFEPATH")  # of the user's own processes
