@@ -95,6 +95,10 @@ def register(parts: Any) -> None:
 
     text = "list people's corrections of labels, and how far people agree"
     listed = add_verb(parts, "corrections", corrections, text, _show_corrections)
+    text = "write the run's rubric with corrected documents of train as examples"
+    listed.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    text = "with --output: how many (default: 4)"
+    listed.add_argument("--documents", type=number(1), metavar="N", help=text)
     add_run_flags(listed, roots={"labels": "labels"}, is_required=True)
 
     text = "check decisions: let the oracle score a sample of kept and dropped documents"
@@ -257,11 +261,18 @@ def review(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def corrections(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The entries of the file, and the agreement of the people by the run's rubric."""
+    """The entries of the file, and the agreement of the people by the run's rubric; with --output,
+    the documents that the new rubric has as examples."""
     from nmoe_core.labels.corrections import correction_entries, people_agreement, read_corrections
     from nmoe_core.labels.scores import Scale
 
     run = run_of(arguments)
+    if arguments.output is None and arguments.documents is not None:
+        raise ConfigError("--documents without --output", do="name the file to write")
+    if arguments.output is not None:
+        from nmoe_core.quality.grading.anchors import write_anchored_rubric
+
+        return write_anchored_rubric(run, arguments.output, arguments.documents or 4).facts
     standing = read_corrections(run.tree)
     counting = [entry for people in standing.values() for entry in people.values()]
     entries = []
@@ -279,6 +290,9 @@ def corrections(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_corrections(facts: dict[str, Any]) -> None:
+    if "examples" in facts:
+        print("examples: " + ", ".join(map(in_line, facts["examples"])))
+        return
     print_rows(facts["entries"])
     print(f"{facts['documents']:,} texts are corrected, {facts['by_several']:,} by several people")
     if facts["by_several"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,26 @@ decides the grades. The keys named above follow.
 """
 
 
+EXAMPLES = "# Examples: documents that people corrected, and their grades."
+
+
+def code_of(text: str) -> str:
+    """A code of 18 digits that a text cannot hold, because it is made from the text. Lines with the
+    code enclose the text in a prompt."""
+    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    return f"{int(digest[:15], 16) % 10**18:018d}"
+
+
+class Example(StrictModel):
+    """A document that people graded, as an oracle reads it: the beginning of its text, its grades,
+    and the reason. `doc_id` says where it is from; the oracle does not read it."""
+
+    doc_id: str = ""
+    text: str = Field(min_length=1)
+    scores: dict[str, int]
+    note: str = ""
+
+
 class Dimension(StrictModel):
     """One dimension: the question it asks, and the meaning of each grade, lowest first. `weight` is
     its relative weight in the aggregate."""
@@ -46,6 +67,8 @@ class Rubric(StrictModel):
     dimensions: dict[str, Dimension] = Field(min_length=1)
     reason: Literal["none", "first"] = "none"
     """`first`: an answer begins with a reason, as the key `reason`, before the grades."""
+    examples: tuple[Example, ...] = ()
+    """Documents with the grades of people, as `nmoe hydra corrections --output` writes them."""
     _is_turned: bool = PrivateAttr(default=False)
 
     @classmethod
@@ -74,6 +97,17 @@ class Rubric(StrictModel):
             raise ValueError(f'dimension {REASON!r} is the key of the reason in reason = "first"')
         return self
 
+    @model_validator(mode="after")
+    def _has_graded_examples(self) -> Rubric:
+        for number, example in enumerate(self.examples, 1):
+            if example.scores.keys() != self.dimensions.keys():
+                raise ValueError(f"example {number} does not grade each dimension")
+            for name, grade in example.scores.items():
+                place = grade - self.dimensions[name].lowest
+                if not 0 <= place < len(self.dimensions[name].grades):
+                    raise ValueError(f"example {number}: {name} = {grade} is no grade")
+        return self
+
     def __hash__(self) -> int:
         return hash(self.hash)
 
@@ -95,7 +129,9 @@ class Rubric(StrictModel):
     def form(self) -> dict[str, Any]:
         """How an oracle is asked, beyond what grades mean: its answers depend on it, but a person's
         corrections do not. Empty by default."""
-        return {"reason": self.reason} if self.has_reason else {}
+        examples = [[one.text, one.scores, one.note] for one in self.examples]
+        found = {"reason": self.reason} if self.has_reason else {}
+        return found | ({"examples": sha256_json(examples)} if examples else {})
 
     def turned(self) -> Rubric:
         """The same rubric with its dimensions in reverse order, for a second labelling."""
@@ -114,6 +150,12 @@ class Rubric(StrictModel):
             numbered = enumerate(dimension.grades, dimension.lowest)
             grades = "\n".join(f"  {grade}: {text}" for grade, text in numbered)
             parts.append(f"{name}: {dimension.question}\n{grades}")
+        for example in self.examples:
+            code = code_of(example.text)
+            graded = ", ".join(f"{name} {example.scores[name]}" for name, _ in self._asked())
+            note = f" ({example.note})" if example.note else ""
+            told = f"A person gave this example of a document these grades: {graded}{note}."
+            parts.append(f"Example {code}:\n\n{example.text}\n\nEnd of example {code}. {told}")
         answer = self.answer.strip() + (_REASON_FIRST.rstrip() if self.has_reason else "")
         return "\n\n".join([*parts, answer])
 

@@ -9,14 +9,13 @@ answer are not cut.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Literal
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.rubric import Rubric, code_of
 from nmoe_core.labels.oracle import OracleResult
 from nmoe_core.labels.scores import QUALITY, Answer, Scale, read_scores
 from nmoe_core.text.harmony import (
@@ -53,8 +52,7 @@ def fenced(text: str) -> tuple[str, str]:
     Both lines hold a code that is derived from the document, so a document cannot contain the line
     that ends it. Every code has the same number of tokens.
     """
-    digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-    code = f"{int(digest[:15], 16) % 10**18:018d}"
+    code = code_of(text)
     return f"Text {code}:\n\n", f"\n\nEnd of text {code}. Output the JSON object only."
 
 

@@ -66,16 +66,21 @@ def _student_scores(run: Run, split: str) -> dict[str, float]:
     return dict(zip(labels.doc_ids, values.tolist()))
 
 
-def _shown(run: Run, record: Record, student: dict[str, float]) -> dict[str, Any]:
+def text_of_label(run: Run, record: Record) -> str:
+    """The text of a labelled document, as the oracle read it."""
     tokenizer = load_tokenizer(run.tokenizer)
     tokens = DocumentReader(run.tree.data).tokens(record["doc_id"], tokenizer.eos_token_id)
+    return beginning(tokens, tokenizer, run.config.oracle.max_doc_tokens).text
+
+
+def _shown(run: Run, record: Record, student: dict[str, float]) -> dict[str, Any]:
     keys = ("reason", "scores", "raw", "corrected", "finish_reason")
     shown = {
         "doc_id": record["doc_id"],
         "source": record["source"],
         "aggregated": record.get("aggregated"),
         **{key: record[key] for key in keys if record.get(key) is not None},
-        "text": beginning(tokens, tokenizer, run.config.oracle.max_doc_tokens).text,
+        "text": text_of_label(run, record),
     }
     if record["doc_id"] in student:
         shown["student"] = rounded(student[record["doc_id"]])
