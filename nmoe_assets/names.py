@@ -7,6 +7,10 @@ import dagster as dg
 
 from nmoe_core.config.run import Run
 
+PICTURES = "/nmoe/pictures/"
+"""The address of the page of an output's pictures: its key follows, and after a colon its
+partition."""
+
 
 def asset_key(run: Run, path: Sequence[str]) -> dg.AssetKey:
     """`[*path]`, or `[prefix, *path]`."""

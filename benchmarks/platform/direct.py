@@ -22,7 +22,7 @@ def prepare(run: Run, source: SourcePlan, bare: bool = False) -> None:
     for split in ("train", "valid") if source.has_valid else ("train",):
         buckets = range(table.num_shards if split == "train" else table.num_valid_shards)
         prep.make_shards(run, source, split, buckets)
-        prep.make_manifest(run, source, split, picture=not bare)
+        prep.make_manifest(run, source, split)
         if split == "train":
             prep.make_slices(run, source.name)
         if not bare:

@@ -7,7 +7,12 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.events import Events, materialize_partitions, materialize_unpartitioned
+from nmoe_assets.assets.events import (
+    Events,
+    materialize_partitions,
+    materialize_unpartitioned,
+    picture_link,
+)
 from nmoe_assets.catalogue import Columns, asset_metadata, column_lineage, with_facts
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.conditions import automation
@@ -68,14 +73,13 @@ class Asset:
         """The checks that run in the step of the asset."""
         return Checks(self.run, self.key, self.checks, self.check)
 
-    def unpartitioned(
-        self, make: Callable[[], Result], picture: str = "picture"
-    ) -> dg.AssetsDefinition:
-        """An unpartitioned asset whose output `make` returns; `picture` is the metadata key of its
-        plot."""
+    def unpartitioned(self, make: Callable[[], Result], picture: str = "") -> dg.AssetsDefinition:
+        """An unpartitioned asset whose output `make` returns; `picture` is the metadata key of the
+        link to its pictures, if it has some."""
+        shown = {picture: picture_link(self.key)} if picture else None
 
         def work(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
-            return materialize_unpartitioned(context, machine, make, self.own_checks, picture)
+            return materialize_unpartitioned(context, machine, make, self.own_checks, shown)
 
         return self.definition(work)
 

@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.events import shown_picture
+from nmoe_assets.assets.events import picture_link
 from nmoe_assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
 from nmoe_core.config.attributes import OF_BACKBONE, WITHOUT_COLUMNS
 from nmoe_core.config.run import Run
@@ -46,12 +46,12 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
 
 
 def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
-    """Histograms of the columns of a shard, and the documents with the lowest and highest
+    """A link to histograms of the columns of a shard, and the documents with the lowest and highest
     values."""
     if name in WITHOUT_COLUMNS:  # their histograms are meaningless
         return {}
-    picture, rows = summary.attribute_page(run, source, name, bucket)
-    return {"picture": shown_picture(picture), **table(rows)}
+    link = picture_link([source, "attributes", name], f"{bucket:04d}")
+    return {"picture": link, **table(summary.sample_attribute(run, source, name, bucket))}
 
 
 def attribute_keys(run: Run, source: str) -> list[list[str]]:
@@ -91,7 +91,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
     )
     return [
-        asset.unpartitioned(lambda: make_duplicates(run, names, picture=True), "exact_and_near")
+        asset.unpartitioned(lambda: make_duplicates(run, names, with_copies=True), "exact_and_near")
     ]
 
 

@@ -6,7 +6,7 @@ import dagster as dg
 
 from nmoe_assets.assets.asset import Asset, Deps
 from nmoe_assets.assets.attributes import DUPLICATES, selection_names
-from nmoe_assets.assets.events import shown_picture
+from nmoe_assets.assets.events import picture_link
 from nmoe_assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.result import Result
@@ -79,7 +79,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         columns=LINEAGE_ROWS,
         checks=("integrity",),
         check=lambda made: checks.check_curated_shards(run, name, map(int, made)),
-    ).sharded("curate", name, lambda key, result: {"order": shown_picture(result.picture)})
+    ).sharded("curate", name, lambda key, result: {"order": picture_link([name, "curated"], key)})
 
 
 def _curated_from(run: Run, source: str) -> Deps:
@@ -185,17 +185,15 @@ def _plan(run: Run, names: list[str], valid: list[str]) -> Result:
     sources and shows the account of the run. If data cannot be read for these figures, for example
     because they were moved, the plan is made without them."""
     from loader.plan.file import load_plan
-    from nmoe_core.tasks.report.account import account_picture, commit_account
-    from nmoe_core.tasks.report.columns import signals_picture
+    from nmoe_core.tasks.report.account import commit_account
     from nmoe_core.tasks.report.corpus import UNREADABLE
     from nmoe_core.tasks.selection.composition import changes
 
     made = curate.make_plan(run, names, valid)
     try:
         account = commit_account(run, load_plan(run.tree.plan))
-        drawn = [account_picture(run, account), signals_picture(run, names)]
         facts = made.facts | {"account": account["total"], "composition": changes(run, names)}
-        return replace(made, facts=facts, picture="\n\n".join(filter(None, drawn)))
+        return replace(made, facts=facts)
     except UNREADABLE as error:
         return replace(made, facts=made.facts | {"not_shown": one_line(error)})
 

@@ -19,6 +19,7 @@ from nmoe_assets.catalogue import LINEAGE, to_metadata, with_row_count
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
 from nmoe_assets.inputs import CurrentInputs, forget_tagged
+from nmoe_assets.names import PICTURES
 from nmoe_assets.partitions import RANGE_END, RANGE_START
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError, NmoeError, device_errors
@@ -43,11 +44,10 @@ class PartitionResult:
     metadata: Mapping[str, Any]
 
 
-def shown_picture(markdown: str) -> dg.MarkdownMetadataValue:
-    """A picture of 800 pixels width, since the UI does not scale pictures."""
-    from nmoe_core.report.plots import half_size
-
-    return dg.MetadataValue.md(half_size(markdown))
+def picture_link(key: Sequence[str], partition: str = "") -> dg.UrlMetadataValue:
+    """The address at which the webserver draws the pictures of an output when it is opened; `key`
+    has no mixture prefix."""
+    return dg.MetadataValue.url(f"{PICTURES}{'/'.join(key)}:{partition}".rstrip(":"))
 
 
 def materialize_unpartitioned(
@@ -55,9 +55,9 @@ def materialize_unpartitioned(
     machine: Machine,
     make: Callable[[], Result],
     checks: Checks | None = None,
-    picture: str = "picture",
+    picture: Mapping[str, dg.UrlMetadataValue] | None = None,
 ) -> dg.MaterializeResult:
-    """Make an unpartitioned output and check it; `picture` is the metadata key of its plot. Raises
+    """Make an unpartitioned output and check it; `picture` is the link to its pictures. Raises
     dg.RetryRequested if another run is writing the output."""
     watch = Stopwatch()
     if checks is not None:
@@ -70,10 +70,9 @@ def materialize_unpartitioned(
     except NmoeError as error:
         raise dg.Failure(told(error)) from error
     facts = timed(made.facts, watch.read(), machine)
-    plot = {picture: shown_picture(made.picture)} if made.picture else {}
     return dg.MaterializeResult(
         data_version=dg.DataVersion(made.digest),
-        metadata={**with_row_count({**facts, **plot}), **_lineage(context)},
+        metadata={**with_row_count({**facts, **(picture or {})}), **_lineage(context)},
         check_results=list(checks.results()) if checks else [],
     )
 

@@ -16,6 +16,7 @@ import uvicorn
 
 from nmoe_assets.dagster_private import change_commands_of_dev
 from nmoe_assets.ops.gate import LOOPBACK, gated
+from nmoe_assets.ops.pictures import with_pictures
 
 # The address for Dagster's webserver. No server can listen on it, so without the gate Dagster
 # serves nothing.
@@ -51,7 +52,7 @@ def _put_gate_before(host: str) -> None:
         print(f"http://{host}:{settings['port']}/?token={shown}", flush=True)
         # without this option, the log would contain the token
         settings |= {"host": host, "access_log": False}
-        run(gated(app, token, hosts), **settings)
+        run(gated(with_pictures(app), token, hosts), **settings)
 
     uvicorn.run = run_gated
 

@@ -12,5 +12,3 @@ class Result:
     """SHA-256 of the content; equal bytes have equal digests."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Numbers and short texts to display, such as counts of documents."""
-    picture: str = ""
-    """Markdown with an inline PNG, or empty."""

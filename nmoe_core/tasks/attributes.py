@@ -281,7 +281,7 @@ def attribute_schema(run: Run, name: str) -> Any:
 
 
 def make_duplicates(
-    run: Run, sources: Sequence[str] | None = None, *, picture: bool = False
+    run: Run, sources: Sequence[str] | None = None, *, with_copies: bool = False
 ) -> Result:
     """Find the copies among all documents of the run by their signatures; writes only the files of
     shards with changed rows. Raises FormatError if a shard has no current signatures."""
@@ -300,10 +300,9 @@ def make_duplicates(
 
     settings = table.model_dump(mode="json")
     result = write_changed(run.tree, "duplicates", corpus, made_with, resolve, settings)
-    if not picture:
+    if not with_copies:
         return result
-    copies = copies_by_source(run, names)
-    return replace(result, facts=result.facts | {"copies": copies}, picture=copies_picture(copies))
+    return replace(result, facts=result.facts | {"copies": copies_by_source(run, names)})
 
 
 def duplicates_inputs(run: Run, sources: Sequence[str]) -> tuple[Corpus, Fingerprints]:

@@ -177,7 +177,7 @@ def curate_sources(
         if run.config.curation.where is not None:
             outputs_of(run, "select", name)
         shards = outputs_of(run, "curate", name)
-        facts = dict(curate.combine(run, name, picture=False).facts)
+        facts = dict(curate.combine(run, name).facts)
         found = checks.check_curated(run, name)
         failed = [check for check, verdict in found.items() if not verdict.passed]
         is_blocked |= any(checks.level_of(run, check) == "block" for check in failed)

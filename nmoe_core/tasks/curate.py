@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from nmoe_core.prep.mixture import run_stages
 from nmoe_core.tasks.backbone import ids_for_model
 from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.graph.require import require_inputs
-from nmoe_core.tasks.report.curate_pictures import order_picture, order_pictures, topic_pictures
+from nmoe_core.tasks.report.curate_pictures import topic_pictures
 
 if TYPE_CHECKING:
     from loader.plan.records import LoaderPlan
@@ -49,8 +48,8 @@ def fit_topics(run: Run, sources: Sequence[str]) -> Result:
     else:
         result = fit_topic_model(run.tree, sources, embeddings, topic_settings(run))
     model = load_topic_model(run.tree.topic_model)
-    pictures = topic_pictures(run, sources, embeddings, model, window_tokens(run))
-    return replace(result, picture=pictures)
+    topic_pictures(run, sources, embeddings, model, window_tokens(run))  # it names the topics
+    return result
 
 
 def topic_settings(run: Run) -> TopicSettings:
@@ -82,20 +81,12 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
     return {k: assign_topics(run.tree.shard(source, k), table, model) for k in buckets}
 
 
-def curate_shards(
-    run: Run, source: str, buckets: Iterable[int], *, picture: bool = True
-) -> dict[int, Result]:
+def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Filter and order the documents of shards; current shards are kept."""
     from nmoe_core.curate.shards.curated import curate_shard
 
     settings = curate_settings(run, source)
-    results = {}
-    for bucket in sorted(buckets):
-        shard = run.tree.shard(source, bucket)
-        result = curate_shard(shard, settings)
-        drawn = order_picture(shard, settings.seq_len) if picture else ""
-        results[bucket] = replace(result, picture=drawn)
-    return results
+    return {k: curate_shard(run.tree.shard(source, k), settings) for k in sorted(buckets)}
 
 
 def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
@@ -106,7 +97,7 @@ def index_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Res
     return {k: index_shard(run.tree.shard(source, k), most) for k in sorted(buckets)}
 
 
-def combine(run: Run, source: str, *, picture: bool = True) -> Result:
+def combine(run: Run, source: str) -> Result:
     """Write the curated manifest of a source, with the window diversity of all its shards, the
     numbers of dropped documents, and the change of the composition."""
     from nmoe_core.curate.shards.combine import combine_curated
@@ -120,8 +111,7 @@ def combine(run: Run, source: str, *, picture: bool = True) -> Result:
     reasons = left_out(run, [source]).items()
     result.facts["left_out"] = [{"documents": of[source], "reason": why} for why, of in reasons]
     result.facts["composition"] = changes(run, [source])
-    drawn = order_pictures(run, source, num_shards, settings.seq_len) if picture else ""
-    return replace(result, picture=drawn)
+    return result
 
 
 def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Result:

@@ -102,9 +102,7 @@ def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Result:
     """Train the probe or the judge, and the student for comparison; heads and students that are
     current are kept. `labels`: see `train_student`."""
-    from nmoe_core.quality.heads.head_files import read_header
     from nmoe_core.quality.heads.train import HeadTraining
-    from nmoe_core.report.plots import loss_plot, png_markdown
 
     if run.has_file:  # if a run has only flags and no file, the flags may omit the tokenizer
         train_student(run, labels)
@@ -112,11 +110,7 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
     paths = _label_paths(run, labels)
     model = load_backbone(run)
     corpus = head_corpus(run)
-    done = HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
-    curve = read_header(Path(done.facts["path"]))["training"]["loss_curve"]
-    if not curve:  # a ridge regression has no steps
-        return done
-    return replace(done, picture=png_markdown(loss_plot({kind: curve}), f"loss of the {kind}"))
+    return HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
 
 
 def import_head(run: Run, path: Path) -> Result:
@@ -134,19 +128,15 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
     require_grader(run)
     require_inputs(run, "calibration")
     from nmoe_core.quality.calibration.calibrate import calibrate
-    from nmoe_core.quality.calibration.summary_file import read_calibration
     from nmoe_core.quality.calibration.targets import Targets
     from nmoe_core.quality.grading.languages import shard_languages
-    from nmoe_core.report.plots import calibration_plot, png_markdown
 
     val = labels.get("val") or _merged(run, "val")
     test = _labels(run, labels, "test")
     targets = Targets(**run.config.calibration.model_dump())
     languages = shard_languages(run.tree)
     out = run.tree.calibration
-    done = calibrate(val, _graders(run), out, targets, test, languages)
-    picture = calibration_plot(read_calibration(run.tree.calibration_summary))
-    return replace(done, picture=png_markdown(picture, "keep rate and reliability"))
+    return calibrate(val, _graders(run), out, targets, test, languages)
 
 
 def grade_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:

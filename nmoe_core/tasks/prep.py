@@ -68,7 +68,7 @@ def make_shards(run: Run, source: SourcePlan, split: str, buckets: Iterable[int]
     return ShardsResult(shards, facts, revision)
 
 
-def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = True) -> Result:
+def make_manifest(run: Run, source: SourcePlan, split: str) -> Result:
     """Combine the shard manifests of a split; a current manifest is kept."""
     from nmoe_core.prep.run import write_manifest
 
@@ -85,7 +85,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str, *, picture: bool = T
     }
     # Only the plan reads the manifest of the valid split, and it records the digest of the file.
     digest = manifest.content_digest() if split == "valid" else documents_digest(manifest)
-    return Result(digest, facts, manifest_picture(run, manifest, split) if picture else "")
+    return Result(digest, facts)
 
 
 def make_slices(run: Run, source: str) -> Result:

@@ -41,9 +41,7 @@ class Attempt:
     cpu_seconds: float
 
 
-def each_shard(
-    run: Run, task: ShardTask, source: str, keys: Iterable[str], *, picture: bool = True
-) -> Iterator[Attempt]:
+def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> Iterator[Attempt]:
     """Run a task over the numbered shards of a source. Errors of the task are returned in the
     attempts. Raises the errors of `map_shards`, and for `grade` those of `require_selectable`."""
     if task == "grade":
@@ -52,7 +50,7 @@ def each_shard(
     is_model = task == "grade" or task.partition("/")[2] in OF_BACKBONE
     compute = run.config.compute.for_work(gpus=is_model)
     keys = list(keys)
-    attempts = map_shards(partial(_shard, run, task, source, picture), keys, compute)
+    attempts = map_shards(partial(_shard, run, task, source), keys, compute)
     return _metered(attempts, Meter(f"{task} {source}", len(keys), "shards"))
 
 
@@ -82,10 +80,10 @@ def require_selectable(run: Run) -> None:
 
 
 def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
-    """Results of all shards of a source, without pictures. The first error of a shard is raised
+    """Results of all shards of a source. The first error of a shard is raised
     once all other shards are made."""
     keys = [f"{bucket:04d}" for bucket in range(run.config.prep.num_shards)]
-    done = list(each_shard(run, task, source, keys, picture=False))
+    done = list(each_shard(run, task, source, keys))
     for failed in done:
         if failed.error is not None:
             raise failed.error
@@ -166,7 +164,7 @@ def attempt(key: str, make: Callable[[str], Result]) -> Attempt:
     return Attempt(key, result, failed, seconds, cpu_seconds)
 
 
-def _work_of(task: ShardTask, picture: bool) -> _Work:
+def _work_of(task: ShardTask) -> _Work:
     """The function that makes the results of a task; imports only what this task needs."""
     name = task.partition("/")[2]
     if name:
@@ -183,12 +181,12 @@ def _work_of(task: ShardTask, picture: bool) -> _Work:
         return curate.assign_shard_topics
     if task == "seen":
         return curate.index_shards
-    return partial(curate.curate_shards, picture=picture)
+    return curate.curate_shards
 
 
-def _shard(run: Run, task: ShardTask, source: str, picture: bool, key: str) -> Attempt:
+def _shard(run: Run, task: ShardTask, source: str, key: str) -> Attempt:
     bucket = int(key)
-    work = _work_of(task, picture)
+    work = _work_of(task)
     done = attempt(key, lambda key: work(run, source, [bucket])[bucket])
     if done.result is not None:
         documents = done.result.facts.get("documents", 0)

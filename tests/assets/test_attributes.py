@@ -16,13 +16,13 @@ from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import open_shard_documents
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.report.plots import half_size
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks import checks
 from nmoe_core.tasks.attributes import make_attributes
 from nmoe_core.tasks.curate import combine, make_plan
 from nmoe_core.tasks.graph import settings
 from nmoe_core.tasks.report import summary
+from nmoe_core.tasks.report.pictures import picture_of
 from nmoe_core.tasks.shards import each_shard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.project import Project, jsonl_source, write_project
@@ -222,10 +222,10 @@ def test_drift_is_the_share_of_values_that_moved_from_the_version_before(project
     assert "of stars changed" in found
     run = project.run.with_settings({"checks.max_drift": 1.0})
     assert _found(run, "drift")[0]
-    assert summary.attribute_page(run, "web", "own", 0)[1] == []
+    assert summary.sample_attribute(run, "web", "own", 0) == []
     _rated(project, [2.0, 7.0])
-    picture, rows = summary.attribute_page(run, "web", "own", 0)
-    assert half_size(picture) == picture
+    rows = summary.sample_attribute(run, "web", "own", 0)
+    assert "](data:image/png;base64," in picture_of(run, "web/attributes/own", "0000")
     assert [rows[0]["stars"], rows[-1]["stars"]] == [2.0, 7.0]
     assert all(str(row["doc_id"]).startswith("web//") for row in rows)
 
@@ -275,7 +275,7 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
         make_attributes("signals", run, source, (0, 1))
         for task in ("select", "curate"):
             assert all(one.result for one in each_shard(run, task, source, ("0000", "0001")))
-        combine(run, source, picture=False)
+        combine(run, source)
     (shown,) = _made(run, [plan]).get_asset_materialization_events()
     page = shown.materialization.metadata
     assert "data:image/png" in str(page["account_and_signals"].value)

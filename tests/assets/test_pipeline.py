@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections import Counter
@@ -12,10 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dagster import AssetKey, DagsterRunMetadataValue, RunsFilter, StaticPartitionsDefinition
+from dagster import (
+    AssetKey,
+    DagsterRunMetadataValue,
+    RunsFilter,
+    StaticPartitionsDefinition,
+    UrlMetadataValue,
+)
 from scipy.stats import spearmanr
+from starlette.responses import PlainTextResponse
+from starlette.testclient import TestClient
 
 from nmoe_assets.component import build_definitions
+from nmoe_assets.names import PICTURES
+from nmoe_assets.ops.pictures import with_pictures
 from nmoe_assets.ops.pipeline import PART_OF, step_error
 from nmoe_assets.partitions import range_tags
 from nmoe_core.cli import main
@@ -110,15 +121,23 @@ def test_no_asset_is_stale_after_a_run_and_no_run_warned(project: Path) -> None:
     assert warned == []
 
 
-def test_materialisations_show_pictures_samples_rates_and_times(project: Path) -> None:
+def test_materialisations_link_pictures_and_show_samples_rates_and_times(project: Path) -> None:
     pictures, seen = set(), {}
+    served = with_pictures(PlainTextResponse("another page"))
+    ui = TestClient(served)
+    os.environ["NMOE_CONFIG"] = str(project / "run.toml")
     for _, data in _events(project, "ASSET_MATERIALIZATION"):
         made = data.materialization
         seen.setdefault(made.asset_key.path[-1], set()).update(made.metadata)
         for value in made.metadata.values():
-            text = getattr(value, "md_str", "") or ""
-            if text.startswith("![") and "](data:image/png;base64," in text:
+            assert "base64" not in str(value), "pictures are files, not parts of events"
+            if isinstance(value, UrlMetadataValue):
                 pictures.add(made.asset_key.path[-1])
+                page = ui.get(value.url)
+                assert page.status_code == 200, page.text
+                assert '<img src="data:image/png;base64,' in page.text, value.url
+    assert ui.get("/graphql").text == "another page"
+    assert ui.get(f"{PICTURES}docs/curated:0002").status_code == 404
     assert {"manifest", "calibration", "curated", "curated_manifest", "probe_head"} <= pictures
     assert {"sample", "documents", "tokens"} <= seen["shards"]
     assert {"sample", "oracle_calls", "oracle_calls_per_second"} <= seen["oracle_labels"]

@@ -12,7 +12,7 @@ from nmoe_core.report.plots.columns import columns_plot, sources_plot
 from nmoe_core.report.plots.flow import flow_plot
 from nmoe_core.report.plots.kept import kept_picture
 from nmoe_core.report.plots.ordering import ordering_plot
-from nmoe_core.report.plots.png import half_size, png_markdown
+from nmoe_core.report.plots.png import png_markdown
 
 __all__ = [
     "calibration_plot",
@@ -21,7 +21,6 @@ __all__ = [
     "compared_plot",
     "copies_plot",
     "flow_plot",
-    "half_size",
     "head_tail_plot",
     "k_plot",
     "kept_picture",

@@ -3,15 +3,13 @@
 The same numbers give the same PNG bytes on any machine: the font is part of matplotlib, and names
 in scripts that the font lacks are transliterated. This module uses no pyplot, no display and no
 matplotlib settings of the user. Pictures are 1,600 pixels wide in 256 colours, at most
-`MAX_PNG_BYTES`; `half_size` halves them for pages that do not scale them. matplotlib is imported
-only when a picture is drawn.
+`MAX_PNG_BYTES`. matplotlib is imported only when a picture is drawn.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -36,7 +34,6 @@ _DPI = 100
 _PALETTES = ("tab20", "tab20b", "tab20c")
 _LAST_DRAWN = 0x052F  # Latin, Greek and Cyrillic: the scripts of the pictures' font
 _LEGEND_PT = 34  # space between the axis and the legend below, for ticks and label
-_INLINE = re.compile(r"base64,([A-Za-z0-9+/=]+)")
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -98,22 +95,6 @@ def png_markdown(png: bytes, alt: str) -> str:
     """Markdown that shows a PNG inline."""
     text = " ".join(alt.replace("[", "(").replace("]", ")").split())
     return f"![{text}](data:image/png;base64,{base64.b64encode(png).decode('ascii')})"
-
-
-def half_size(markdown: str) -> str:
-    """The Markdown with its inline PNGs at half their width, for pages that do not scale them; a
-    picture that is already halved stays unchanged."""
-
-    def halved(found: re.Match[str]) -> str:
-        from PIL import Image
-
-        picture = Image.open(io.BytesIO(base64.b64decode(found[1])))
-        if picture.width <= WIDTH_PX:
-            return found[0]
-        half = picture.convert("RGB").reduce(2)
-        return f"base64,{base64.b64encode(_png(half)).decode('ascii')}"
-
-    return _INLINE.sub(halved, markdown)
 
 
 def legend_below(axes: Axes, columns: int = 1) -> None:

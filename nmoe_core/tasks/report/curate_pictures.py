@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _PICTURES = {"topic_cloud.png": "topics of a sample", "k_calibration.png": "number of topics"}
 SAMPLE_DOCUMENTS = 4000
 _TEXT_TOKENS = 512
+_MOST_SHARDS = 16
 
 
 def topic_pictures(
@@ -58,14 +59,14 @@ def topic_pictures(
 
 
 def order_pictures(run: Run, source: str, num_shards: int, seq_len: int) -> str:
-    """Markdown with pictures of all curated shards in order: strips of the documents' topics per
-    order, the window diversity with its ceiling, topic shares along the order, and the topics at
-    both ends."""
+    """Markdown with pictures of the first curated shards in order: strips of the documents' topics
+    per order, the window diversity with its ceiling, topic shares along the order, and the topics
+    at both ends."""
     from nmoe_core.curate import pictures
     from nmoe_core.curate.shards.lineage import arranged_documents
     from nmoe_core.report.plots import kept_picture, png_markdown
 
-    shards = run.tree.shards(source, num_shards)
+    shards = run.tree.shards(source, num_shards)[:_MOST_SHARDS]
     terms = _terms(run, source)
 
     def draw() -> str:

@@ -4,7 +4,7 @@ Sample rows name documents by id and have no text, because the event log stores 
 """
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -25,9 +25,6 @@ from nmoe_core.shards.documents import document_ids
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.report.account import run_account
 from nmoe_core.tasks.selection.composition import composition, most_moved
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 DIGEST_STEPS = 8
 _RANKED = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
@@ -177,32 +174,12 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     ]
 
 
-def attribute_page(
-    run: Run, source: str, name: str, bucket: int, count: int = 3
-) -> tuple[str, list[Row]]:
-    """Markdown with small histograms of an attribute's columns in a shard, and the `count` lowest
-    and highest documents by the first column whose numbers differ; empty if there is no such
-    column."""
-    from nmoe_core.config.attributes import KEYS
-    from nmoe_core.report.plots import columns_plot, kept_picture, png_markdown
-    from nmoe_core.shards.attribute_file import read_attribute, read_footer
+def sample_attribute(run: Run, source: str, name: str, bucket: int, count: int = 3) -> list[Row]:
+    """The `count` lowest and highest documents of a shard by the first column of an attribute whose
+    numbers differ; empty if there is no such column."""
+    from nmoe_core.shards.attribute_file import numbers, read_attribute
 
-    path = run.tree.shard(source, bucket).attribute(name)
-    title = f"{source}: {name}"
-    table = read_attribute(path)
-
-    def draw() -> str:
-        columns = {n: table.column(n).to_pylist() for n in table.column_names if n not in KEYS}
-        return png_markdown(columns_plot(columns, title, scale=1), title)
-
-    kept = run.tree.picture(f"attributes/{source}/{name}_{bucket:04d}")
-    picture = kept_picture(kept, [title, read_footer(path).digest], draw)
-    return picture, _both_ends(table, count)
-
-
-def _both_ends(table: "pa.Table", count: int) -> list[Row]:
-    from nmoe_core.shards.attribute_file import numbers
-
+    table = read_attribute(run.tree.shard(source, bucket).attribute(name))
     found = numbers(table).items()
     column = next((n for n, values in found if len(values) and values.min() != values.max()), None)
     if column is None:

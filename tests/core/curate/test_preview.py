@@ -67,9 +67,8 @@ Configure = Callable[..., Run]
 
 
 @pytest.fixture
-def configure(graded: Corpus, monkeypatch: pytest.MonkeyPatch) -> Configure:
+def configure(graded: Corpus) -> Configure:
     """A run over graded shards with topics; its settings are the arguments."""
-    monkeypatch.setattr(curate, "order_picture", lambda *_: "")
     return lambda stride=256, **curation: graded.configure(curation, stride)
 
 

@@ -14,6 +14,7 @@ from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.report.plots.png import MAX_PNG_BYTES
 from nmoe_core.tasks import checks, curate
 from nmoe_core.tasks.report import curate_pictures
+from nmoe_core.tasks.report.pictures import picture_of
 from tests.core.curate.test_stability import check, prepare, stream
 from tests.project import contents, failing
 from tests.refusals import refused
@@ -58,14 +59,17 @@ def test_the_command_curates_the_shards_of_a_run_and_then_does_nothing(graded_ru
     assert "unknown source" in capsys.readouterr().err
 
 
-def test_results_have_small_pictures_and_topics_their_terms(graded_run, corpus):
-    fitted = curate.fit_topics(graded_run, ["web"])
+def test_outputs_have_small_pictures_and_topics_their_terms(graded_run, corpus):
+    curate.fit_topics(graded_run, ["web"])
     curate.assign_shard_topics(graded_run, "web", range(2))
-    shards = curate.curate_shards(graded_run, "web", [0, 1])
-    combined = curate.combine(graded_run, "web")
+    curate.curate_shards(graded_run, "web", [0, 1])
+    curate.combine(graded_run, "web")
+    fitted = picture_of(graded_run, "curation/topic_model")
+    shard = picture_of(graded_run, "web/curated", "0000")
+    combined = picture_of(graded_run, "web/curated_manifest")
     # Topic cloud and k; order strip; order strip, shares by position, head and tail.
-    for output, count, width in ((fitted, 2, 1600), (shards[0], 1, 800), (combined, 3, 1600)):
-        found = pictures(output.picture)
+    for markdown, count, width in ((fitted, 2, 1600), (shard, 1, 800), (combined, 3, 1600)):
+        found = pictures(markdown)
         assert len(found) == count
         for png in found:
             assert len(png) <= MAX_PNG_BYTES
@@ -74,16 +78,22 @@ def test_results_have_small_pictures_and_topics_their_terms(graded_run, corpus):
     assert len(terms) == 6
     assert any(terms)
     times = corpus.times(corpus.topics)
-    assert curate.fit_topics(graded_run, ["web"]).picture == fitted.picture
+    curate.fit_topics(graded_run, ["web"])
+    assert picture_of(graded_run, "curation/topic_model") == fitted
     assert corpus.times(corpus.topics) == times  # drawn once a model
+    for key, partition in (("web/curated", "0002"), ("web/curated", "x"), ("other/manifest", "")):
+        with refused("E-CONFIG-OUTPUT"):
+            picture_of(graded_run, key, partition)
 
 
 def test_pictures_of_another_model_that_a_stopped_run_drew_are_drawn_again(graded_run, corpus):
-    fitted = curate.fit_topics(graded_run, ["web"])
+    curate.fit_topics(graded_run, ["web"])
+    fitted = picture_of(graded_run, "curation/topic_model")
     other = corpus.configure({"num_topics": 3})
     with failing("rename:3:EIO"), pytest.raises(OSError, match="Input/output"):
         curate.fit_topics(other, ["web"])  # the model and one picture are there, not their names
-    assert curate.fit_topics(graded_run, ["web"]).picture == fitted.picture
+    curate.fit_topics(graded_run, ["web"])
+    assert picture_of(graded_run, "curation/topic_model") == fitted
 
 
 def test_a_regrade_that_moves_a_later_shard_fails_a_check(graded_run, corpus, capsys):

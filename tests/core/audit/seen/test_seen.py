@@ -85,7 +85,7 @@ def _made(directory: Path, train: Callable[[Path, list[str]], None], dtype: str)
     for bucket in range(2):
         corpus.assign(bucket)
         corpus.grade(bucket, lambda number: "keep")
-    curate_shards(run, "web", range(2), picture=False)
+    curate_shards(run, "web", range(2))
     corpus.combine(64)
     make_plan(run, ["web"], [])
     return run
@@ -253,7 +253,7 @@ def test_an_index_of_another_version_of_the_shard_is_refused_until_it_is_made_ag
     config, sentence = ("--config", str(run.path)), sentences(6, 1)[0]
     corpus = Corpus(run.tree.root)
     corpus.grade(1, lambda number: "keep" if number % 2 else "drop")
-    curate_shards(run, "web", [1], picture=False)
+    curate_shards(run, "web", [1])
     assert "shard_0001" in refused_line(capsys, "seen", sentence, *config, code="E-SEEN-STALE")
     assert not check_seen(run, "web", [1])["suffixes"].passed
     rows = said(capsys, "seen", "--index", *config)

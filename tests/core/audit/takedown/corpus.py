@@ -72,8 +72,8 @@ def run_of(corpus: Corpus, **curation: Any) -> Run:
 
 def curated_again(run: Run) -> list[bool]:
     """Curate, combine and plan; whether each shard was made again."""
-    made = curate.curate_shards(run, "web", range(BUCKETS), picture=False)
-    curate.combine(run, "web", picture=False)
+    made = curate.curate_shards(run, "web", range(BUCKETS))
+    curate.combine(run, "web")
     curate.make_plan(run, ["web"], [])
     return [bool(made[bucket].facts["changed"]) for bucket in range(BUCKETS)]
 

@@ -49,8 +49,8 @@ PASSAGE = _TOKENIZER.decode(_tokens(7))
 
 
 def _curate(run: Run) -> None:
-    curate.curate_shards(run, "web", range(BUCKETS), picture=False)
-    curate.combine(run, "web", picture=False)
+    curate.curate_shards(run, "web", range(BUCKETS))
+    curate.combine(run, "web")
 
 
 @pytest.fixture(scope="module")

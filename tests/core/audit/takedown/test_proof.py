@@ -227,6 +227,6 @@ def test_consumed_documents_stay_where_they_are_and_the_proof_says_so(
     run = Run(run.path)
     path = listed(corpus, f"id:{first}")
     said(capsys, *command_of(run, path, "--apply"))
-    curate.curate_shards(run, "web", range(BUCKETS), picture=False)
+    curate.curate_shards(run, "web", range(BUCKETS))
     failed = said(capsys, *command_of(run, path, "--verify", "--allow-shared"), status=1)
     assert first in {row["ingest_id"] for row in failed["remaining"]}

@@ -19,7 +19,6 @@ from nmoe_core.report.plots import (
     cloud_plot,
     columns_plot,
     copies_plot,
-    half_size,
     head_tail_plot,
     k_plot,
     kept_picture,
@@ -204,16 +203,6 @@ def test_counts_of_many_sizes_have_a_log_axis_so_that_one_long_document_hides_no
     assert sum(alone.patches[0].get_data().values) == len(lengths)
     if is_log:
         assert np.count_nonzero(step.values) > 4
-
-
-def test_inline_pictures_are_halved_for_pages_that_do_not_scale_them():
-    png = loss_plot({"probe": [[1, 0.5], [2, 0.1]]})
-    text = f"before\n\n{png_markdown(png, 'a')}\n\n{png_markdown(png, 'b')}"
-    halves = half_size(text)
-    assert [half_size("no picture"), half_size(halves)] == ["no picture", halves]
-    assert halves.startswith("before\n\n![a](data:image/png;base64,")
-    found = [base64.b64decode(part.split(")")[0]) for part in halves.split("base64,")[1:]]
-    assert [Image.open(io.BytesIO(half)).width for half in found] == [800, 800]
 
 
 def test_settings_of_the_user_neither_reach_the_picture_nor_change():

@@ -72,14 +72,14 @@ def make_all(run: Run, jobs: Iterable[str] = JOBS) -> None:
         if job == "prep":
             for one in sources:
                 prep.make_shards(run, one, "train", range(run.config.prep.num_shards))
-                prep.make_manifest(run, one, "train", picture=False)
+                prep.make_manifest(run, one, "train")
                 prep.make_slices(run, one.name)
                 if by_language:
                     outputs_of(run, "attributes/language", one.name)
         elif job == "prep_valid":
             for one in valid:
                 prep.make_shards(run, one, "valid", range(run.config.prep.num_valid_shards))
-                prep.make_manifest(run, one, "valid", picture=False)
+                prep.make_manifest(run, one, "valid")
         elif job == "label":
             hydra.label_slices(run, names)
         elif job == "train_heads":
@@ -110,7 +110,7 @@ def _curate(run: Run, names: list[str], valid: list[str]) -> None:
         outputs_of(run, "curate", name)
         if run.config.seen.index:
             outputs_of(run, "seen", name)
-        curate.combine(run, name, picture=False)
+        curate.combine(run, name)
     curate.make_plan(run, names, valid)
 
 
