@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nmoe_core.base.compute.api import map_shards
+from nmoe_core.base.compute.api import HERE, map_shards
 from nmoe_core.base.errors import ConfigError, NmoeError, device_errors
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
@@ -23,6 +23,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, hydra
 from nmoe_core.tasks.backbone import make_backbone, require_checkpoints
 from nmoe_core.tasks.graph.require import require_inputs
+from nmoe_core.tasks.graph.walk import is_any_stale
 
 ShardTask = str
 """`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/NAME`."""
@@ -50,6 +51,9 @@ def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> I
     is_model = task == "grade" or task.partition("/")[2] in OF_BACKBONE
     compute = run.config.compute.for_work(gpus=is_model)
     keys = list(keys)
+    is_here = compute.backend == "pool" and compute.workers == 1
+    if not is_here and not is_any_stale(run, task, source, map(int, keys)):
+        compute = HERE  # workers would import all packages only to find that nothing is to do
     attempts = map_shards(partial(_shard, run, task, source), keys, compute)
     return _metered(attempts, Meter(f"{task} {source}", len(keys), "shards"))
 

@@ -191,6 +191,27 @@ def _first(run: Run) -> list[str]:
     return ["language"] * (run.config.calibration.target_by == "language")
 
 
+def is_any_stale(run: Run, task: str, source: str, buckets: Iterable[int]) -> bool:
+    """Whether a task of shards has work in one of these shards, as far as its own inputs tell; True
+    if an input is missing or damaged."""
+    name = task.partition("/")[2]
+    try:
+        look: Callable[[ShardPaths], Look]
+        if name:
+            look = prepared.AttributeLooks(run, name).shard
+        elif task == "grade":
+            look = partial(_graded, Graph(run))
+        elif task == "seen":
+            look = curated.seen_index
+        else:
+            looks = curated.CurationLooks(run, [source])
+            look = {"topics": looks.topics, "select": looks.selection, "curate": looks.curated}[task]
+        found = (look(run.tree.shard(source, bucket)) for bucket in buckets)
+        return any(one.then is None or bool(one.changes()) for one in found)
+    except (NmoeError, OSError):
+        return True
+
+
 def _sources(graph: Graph, sources: Sequence[SourcePlan]) -> None:
     run = graph.run
     for source in sources:
