@@ -19,12 +19,13 @@ from nmoe_assets.assets.cost import Stopwatch
 from nmoe_assets.component import build_definitions
 from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
-from nmoe_assets.ops.jobs import task_jobs
-from nmoe_assets.ops.pipeline import console, step_error
+from nmoe_assets.ops.jobs import console, task_jobs
+from nmoe_assets.ops.pipeline import step_error
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.graph.require import require_tasks
+from nmoe_core.tasks.graph.walk import walk
 from nmoe_core.tasks.shards import require_startable
 
 _HOST = "127.0.0.1"
@@ -39,16 +40,19 @@ _ENVIRONMENT = {
 def run_tasks(
     run: Run, names: Sequence[str], show: Callable[[dict[str, Any], int, int], None]
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Execute the jobs of these tasks, or of all tasks. Returns the exit status and one row per
-    task: `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds`, and `last_seconds`, the time of the
-    last good run. Raises ConfigError if a task is unknown; for all tasks also raises the errors of
+    """Execute the jobs of these tasks, or of all tasks, for the outputs that need it. Returns the
+    exit status and one row per task: `task`, `run_id`, `is_good`, `seconds`, `cpu_seconds`, and
+    `last_seconds`, the time of the last good run; `run_id` is None if the task had nothing to do.
+    Raises ConfigError if a task is unknown; for all tasks also raises the errors of
     `require_startable`, before the first task begins.
 
     The status is 1 if a task failed, 130 after an interrupt, and 143 after SIGTERM. `show` is
     called for each task before it starts and when it has ended, with its number, from 1, and the
     number of tasks."""
     _set_up(run)
-    tasks = [job.name for job in task_jobs(run, run_sources(run))]
+    sources = run_sources(run)
+    jobs = {job.name: job for job in task_jobs(run, sources)}
+    tasks = [*jobs]
     made = build_definitions(run)
     known = {job.name for job in made.resolve_all_job_defs() if not job.name.startswith("__")}
     chosen = [prefixed(run, name) for name in names] or tasks
@@ -61,20 +65,30 @@ def run_tasks(
     else:  # the job `pipeline` does the same check
         require_startable(run)
     done: list[dict[str, Any]] = []
+    states = walk(run, sources)
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:
         for i, name in enumerate(chosen, 1):
             task: dict[str, Any] = {"task": name, "last_seconds": _last_seconds(instance, name)}
             show(task, i, len(chosen))
             watch = Stopwatch()
-            outcome = made.resolve_job_def(name).execute_in_process(
-                instance=instance, raise_on_error=False, run_config=console("CRITICAL")
-            )
+            if name in jobs:
+                outcome = jobs[name].execute_needed(made, instance, states, "CRITICAL")
+            else:  # `verify` and `retention` make no output
+                outcome = made.resolve_job_def(name).execute_in_process(
+                    instance=instance, raise_on_error=False, run_config=console("CRITICAL")
+                )
             try:
                 raise_if_interrupted()
             except ToldToStop as stopped:
                 is_term = stopped.signum == signal.SIGTERM
                 print("terminated" if is_term else "interrupted", file=sys.stderr)
                 return 128 + stopped.signum, done
+            if outcome is None:
+                task |= {"run_id": None, "is_good": True, "seconds": 0.0, "cpu_seconds": 0.0}
+                done.append(task)
+                show(task, i, len(chosen))
+                continue
+            states = walk(run, sources)
             cost = watch.read()
             task |= {"run_id": outcome.run_id, "is_good": outcome.success}
             task |= {"seconds": round(cost.seconds, 3), "cpu_seconds": round(cost.cpu_seconds, 3)}

@@ -39,7 +39,7 @@ def write_corpus(path: Path, max_bytes: int, directory: Path | None, part: str =
     seen: set[bytes] = set()
     rows: list[tuple[bytes, bytes]] = []
     size_bytes = 0
-    for share, texts in ((0.67, _corpora(directory)), (1.0, _installed())):
+    for share, texts in ((0.67, _corpora(directory)), (1.0, installed_texts())):
         for text in texts:
             if part != "all" and (part == "long") != (len(text) >= LONG_CHARS):
                 continue
@@ -66,7 +66,7 @@ def _corpora(directory: Path | None) -> Iterator[str]:
             yield from (r.text for r in block.records() if isinstance(r, Record))
 
 
-def _installed() -> Iterator[str]:
+def installed_texts() -> Iterator[str]:
     """Text files in the order of a hash of their path, so that a part is a fair sample."""
     roots = [sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "/usr/share"]
     roots += [str(path) for path in Path("build/bench").glob("**/lib/*/site-packages")]

@@ -21,6 +21,7 @@ from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
 from nmoe_assets.inputs import CurrentInputs, forget_tagged
 from nmoe_assets.names import PICTURES
 from nmoe_assets.partitions import RANGE_END, RANGE_START
+from nmoe_assets.recorded import unchanged
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError, NmoeError, device_errors
 from nmoe_core.base.result import Result
@@ -70,9 +71,11 @@ def materialize_unpartitioned(
     except NmoeError as error:
         raise dg.Failure(told(error)) from error
     facts = timed(made.facts, watch.read(), machine)
+    metadata = {**with_row_count({**facts, **(picture or {})}), **_lineage(context)}
+    is_unchanged = bool(unchanged(context, {"": made.digest}))
     return dg.MaterializeResult(
         data_version=dg.DataVersion(made.digest),
-        metadata={**with_row_count({**facts, **(picture or {})}), **_lineage(context)},
+        metadata={SUPPRESS_DEFAULT_EVENT: True} if is_unchanged else metadata,
         check_results=list(checks.results()) if checks else [],
     )
 
@@ -196,7 +199,8 @@ def log_partitions(
     made: Mapping[str, PartitionResult],
     seen: Mapping[dg.AssetKey, str] | None = None,
 ) -> None:
-    """Log a materialisation of each partition with the tags of Dagster's own events.
+    """Log a materialisation of each partition with the tags of Dagster's own events, unless its
+    newest event says the same (`unchanged`).
 
     Args:
         context: The asset's context.
@@ -212,6 +216,7 @@ def log_partitions(
         "dagster/code_version": code_version or context.run.run_id,
         "dagster/data_version_is_user_provided": "true",
     }
+    same = unchanged(context, {key: one.data_version for key, one in made.items()})
     left = [
         dg.AssetMaterialization(
             asset_key=context.asset_key,
@@ -220,6 +225,7 @@ def log_partitions(
             tags={**tags, "dagster/data_version": one.data_version},
         )
         for key, one in made.items()
+        if key not in same
     ]
     try:
         while left:

@@ -18,8 +18,10 @@ from nmoe_assets.assets.hydra import graded_by_language, heads
 from nmoe_assets.conditions import mode_of
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
+from nmoe_assets.recorded import needed
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.tasks.graph.walk import Graph
 
 AssetJob = Any  # Dagster does not export the return type of define_asset_job
 
@@ -48,6 +50,40 @@ class TaskJob:
     def run_tags(self) -> dict[str, str]:
         """Tags of a run over all partitions."""
         return range_tags(self.partitions.get_partition_keys()) if self.partitions else {}
+
+    def execute_needed(
+        self,
+        definitions: dg.Definitions,
+        instance: dg.DagsterInstance,
+        states: Graph,
+        console_level: str,
+        tags: Mapping[str, str] | None = None,
+    ) -> dg.ExecuteInProcessResult | None:
+        """Execute the job in this process for the assets that have something to do, over the range
+        of their partitions; None, without a run, if all is done. `states`: the state of every
+        output's files."""
+        graph = definitions.resolve_asset_graph()
+        found = needed(self.keys, instance, graph, states)
+        if self.keys and not found:
+            return None
+        range_ = self.run_tags()
+        if self.partitions:
+            parts = set().union(*found.values())
+            ordered = [one for one in self.partitions.get_partition_keys() if one in parts]
+            range_ = range_tags(ordered) if ordered else range_
+        is_whole = found.keys() == {*self.keys}
+        return definitions.resolve_job_def(self.name).execute_in_process(
+            instance=instance,
+            asset_selection=None if is_whole else [*found],
+            tags={**range_, **(tags or {})},
+            raise_on_error=False,
+            run_config=console(console_level),
+        )
+
+
+def console(level: str) -> dict[str, Any]:
+    """The run configuration that makes a job's console show lines of this level and above."""
+    return {"loggers": {"console": {"config": {"log_level": level}}}}
 
 
 def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:

@@ -8,7 +8,6 @@ shows the runs of the tasks.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import dagster as dg
 
@@ -19,8 +18,11 @@ from nmoe_assets.inputs import PIPELINE
 from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import TaskJob
+from nmoe_assets.recorded import needed
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks.graph.walk import walk
 from nmoe_core.tasks.shards import require_startable
 
 PART_OF = "nmoe/part_of"
@@ -38,9 +40,9 @@ def pipeline_job(
     def run_pipeline(context: dg.OpExecutionContext, machine: Machine) -> None:
         require_startable(run)
         if context.run.remote_job_origin is None:
-            _execute_here(context, machine, jobs, definitions())
+            _execute_here(run, context, machine, jobs, definitions())
         else:
-            _launch(context, jobs, definitions())
+            _launch(run, context, jobs, definitions())
 
     @dg.job(
         name=prefixed(run, "pipeline"),
@@ -53,15 +55,14 @@ def pipeline_job(
     return pipeline
 
 
-def console(level: str) -> dict[str, Any]:
-    """The run configuration that makes a job's console show lines of this level and above."""
-    return {"loggers": {"console": {"config": {"log_level": level}}}}
-
-
 def _launch(
-    context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
+    run: Run, context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
 ) -> None:
     keys = [key for job in jobs for key in job.keys]
+    graph = definitions.resolve_asset_graph()
+    if not needed(keys, context.instance, graph, walk(run, run_sources(run))):
+        context.log.info("all outputs are current")
+        return
     tags = {PIPELINE: context.run_id[:8]}  # the UI shows ids in this form
     backfill = launch_backfill(context.instance, definitions, keys, "pipeline", tags)
     context.log.info(f"backfill {backfill} makes {len(keys)} assets")
@@ -69,6 +70,7 @@ def _launch(
 
 
 def _execute_here(
+    run: Run,
     context: dg.OpExecutionContext,
     machine: Machine,
     jobs: list[TaskJob],
@@ -78,17 +80,17 @@ def _execute_here(
     links = {}
     whole = Stopwatch()
     tags = {PART_OF: context.run_id[:8]}
+    states = walk(run, run_sources(run))
     with interrupts_since() as raise_if_interrupted:
         for i, job in enumerate(jobs, 1):
             watch = Stopwatch()
-            outcome = definitions.resolve_job_def(job.name).execute_in_process(
-                instance=context.instance,
-                tags=tags,
-                raise_on_error=False,
-                run_config=console("WARNING"),
-            )
-            cost = watch.read()
+            outcome = job.execute_needed(definitions, context.instance, states, "WARNING", tags)
             raise_if_interrupted()
+            if outcome is None:
+                context.log.info(f"{job.name} ({i} of {len(jobs)}): current")
+                continue
+            states = walk(run, run_sources(run))
+            cost = watch.read()
             rows.append({"part": job.name, **cost.facts(machine)})
             links[job.name] = dg.MetadataValue.dagster_run(outcome.run_id)
             context.log.info(f"{job.name} ({i} of {len(jobs)}): {cost} (run {outcome.run_id})")

@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from nmoe_assets.component import build_definitions
-from nmoe_assets.ops.jobs import TaskJob
-from nmoe_assets.ops.pipeline import PART_OF, console, pipeline_job, step_error
+from nmoe_assets.ops.jobs import TaskJob, console
+from nmoe_assets.ops.pipeline import PART_OF, pipeline_job, step_error
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint

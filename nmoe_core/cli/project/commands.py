@@ -257,6 +257,9 @@ def _show_end(tasks: Sequence[str], total: str, left: Sequence[State]) -> None:
 
 def _show_task(task: dict[str, Any], number: int, count: int) -> None:
     """Print a line before each task, and the task's time after it."""
+    if "seconds" in task and task["run_id"] is None:
+        print("    all its outputs are current", flush=True)
+        return
     if "seconds" in task:
         processors = duration(task["cpu_seconds"])
         print(f"    {duration(task['seconds'])}, CPU time {processors}", flush=True)

@@ -205,7 +205,9 @@ def is_any_stale(run: Run, task: str, source: str, buckets: Iterable[int]) -> bo
             look = curated.seen_index
         else:
             looks = curated.CurationLooks(run, [source])
-            look = {"topics": looks.topics, "select": looks.selection, "curate": looks.curated}[task]
+            look = {"topics": looks.topics, "select": looks.selection, "curate": looks.curated}[
+                task
+            ]
         found = (look(run.tree.shard(source, bucket)) for bucket in buckets)
         return any(one.then is None or bool(one.changes()) for one in found)
     except (NmoeError, OSError):

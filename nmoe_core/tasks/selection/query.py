@@ -20,7 +20,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.selection.expression import known_schema, require_columns
 from nmoe_core.tasks.selection.view import DOCUMENTS, Schema, read_columns, run_schema, shard_parts
 
-_ALWAYS = ("documents.doc_id",)  # a view needs at least one column
+_ONE = "documents.doc_id"  # a view needs at least one column
 _FORBIDDEN = ("enable_external_access", "python_enable_replacements")
 
 
@@ -41,9 +41,11 @@ def query(run: Run, sql: str) -> Answer:
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
     names = {label: name for name, label in _names(schemas.values()).items()}
-    wanted = {k: v for k, v in names.items() if "*" in text or v.lower() in text or k in _ALWAYS}
+    is_all = "*" in text.replace("count(*)", "")
+    wanted = {k: v for k, v in names.items() if is_all or v.lower() in text}
+    wanted = wanted or {_ONE: names[_ONE]}
     same = Counter(name.lower() for name in wanted.values())
-    wanted = {k: v for k, v in wanted.items() if same[v.lower()] == 1 or "*" in text or v in sql}
+    wanted = {k: v for k, v in wanted.items() if same[v.lower()] == 1 or is_all or v in sql}
     if len({name.lower() for name in wanted.values()}) < len(wanted):
         raise ConfigError(
             "columns of the query differ only by case, which SQL ignores",

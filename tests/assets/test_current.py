@@ -1,0 +1,182 @@
+"""Work and events are in proportion to what changed."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from nmoe_assets.component import build_definitions
+from nmoe_assets.ops.pipeline import step_error
+from nmoe_assets.recorded import needed
+from nmoe_core.base.compute import api
+from nmoe_core.cli import main
+from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
+from nmoe_core.tasks.graph.walk import walk
+from nmoe_core.tasks.shards import each_shard
+from tests.assets.dagster_internals import stale_causes
+from tests.assets.small_project import KEYS, copied, environment, execute_here, opened
+from tests.project import jsonl_source, write_project
+
+SOURCES = ("books", "docs")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project without a grader, whose pipeline has run."""
+    directory = tmp_path_factory.mktemp("finished")
+    drawn = random.Random(0)
+    words = [f"word{i}" for i in range(300)]
+    sources = [
+        jsonl_source(name, [{"text": " ".join(drawn.choices(words, k=80))} for _ in range(24)])
+        for name in SOURCES
+    ]
+    settings = {
+        "seq_len": 128,
+        "batch_size": 2,
+        "on_exhaust": "wrap",
+        "grading": {"grader": "none"},
+        "backbone": {"kind": "tiny"},
+        "attributes": {"use": ["signals", "duplicates"]},
+        "curation": {"num_topics": 4, "where": "is_survivor and n_words > 5"},
+    }
+    write_project(directory, sources, settings)
+    done = execute_here(directory, "pipeline")
+    assert done.success, [step_error(one) for one in done.all_events if one.is_step_failure]
+    return directory
+
+
+@pytest.fixture
+def project(finished: Path, tmp_path: Path) -> Path:
+    return copied(finished, tmp_path / "project")
+
+
+def log_of(project: Path) -> Counter[tuple[str, str]]:
+    """How often each partition of each asset was materialised."""
+    found: Counter[tuple[str, str]] = Counter()
+    with opened(project) as instance:
+        for run in instance.get_runs():
+            for entry in instance.all_logs(run.run_id, dg.DagsterEventType.ASSET_MATERIALIZATION):
+                event = entry.get_dagster_event()
+                found[event.asset_key.to_user_string(), event.partition or ""] += 1
+    return found
+
+
+def newest_versions(project: Path) -> dict[tuple[str, str], str]:
+    """The data version of each partition of each asset."""
+    found = {}
+    with opened(project) as instance:
+        for run in reversed(instance.get_runs()):
+            for entry in instance.all_logs(run.run_id, dg.DagsterEventType.ASSET_MATERIALIZATION):
+                event = entry.get_dagster_event()
+                tags = event.step_materialization_data.materialization.tags or {}
+                place = event.asset_key.to_user_string(), event.partition or ""
+                found[place] = tags["dagster/data_version"]
+    return found
+
+
+def times(project: Path) -> dict[Path, int]:
+    files = (path for path in (project / "out").rglob("*") if path.is_file())
+    return {path: path.stat().st_mtime_ns for path in files if path.name != ".lock"}
+
+
+def stale(project: Path) -> dict[object, object]:
+    """What the UI shows as stale."""
+    definitions = build_definitions(Run(project / "run.toml"))
+    with opened(project) as instance:
+        found = stale_causes(instance, definitions).items()
+    return {key: one for key, one in found if one[0] != "FRESH"}
+
+
+def edit(project: Path) -> None:
+    """Add a sentence to the last document of docs, which is in the training split."""
+    path = project / "in" / "docs.jsonl"
+    *lines, last = path.read_text().splitlines()
+    edited = json.loads(last)["text"] + " One more sentence."
+    path.write_text("\n".join([*lines, json.dumps({"text": edited})]) + "\n")
+
+
+def test_a_pipeline_over_a_current_project_starts_no_task(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(project / "dagster"))
+    before = log_of(project)
+    files = times(project)
+    assert execute_here(project, "pipeline").success
+    with opened(project) as instance:
+        assert instance.get_runs(limit=2)[1].job_name != "pipeline"
+        assert [run.job_name for run in instance.get_runs(limit=1)] == ["pipeline"]
+    assert log_of(project) == before
+    assert times(project) == files
+    assert main(["run", "curate", "--config", str(project / "run.toml"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(task["task"], task["run_id"]) for task in told["tasks"]] == [("curate", None)]
+    assert log_of(project) == before
+
+
+def test_a_job_over_current_outputs_logs_no_materialisation(project: Path) -> None:
+    before = log_of(project)
+    for job in ("prep", "curate"):
+        assert execute_here(project, job).success
+    assert log_of(project) == before
+    assert stale(project) == {}
+
+
+def test_one_edited_record_makes_events_of_what_changed_and_of_what_read_it(project: Path) -> None:
+    before = log_of(project)
+    versions = newest_versions(project)
+    edit(project)
+    assert execute_here(project, "pipeline").success
+    made = log_of(project) - before
+    assert set(made.values()) == {1}
+    now = newest_versions(project)
+    changed = {place for place in now if now[place] != versions.get(place)}
+    assert stale(project) == {}
+    assert len(made) <= len(changed) + 9, "the topics, and what reads the changed revision"
+    untouched = {place for place in made if place[0].startswith(("books/shards", "books/manifest"))}
+    assert untouched == set()
+    assert changed <= made.keys()
+
+
+def test_outputs_whose_blocking_check_failed_are_not_left_out(project: Path) -> None:
+    environment(project)
+    run = Run(project / "run.toml")
+    graph = build_definitions(run).resolve_asset_graph()
+    keys = graph.materializable_asset_keys
+    key = dg.AssetKey(["books", "manifest"])
+    [check] = [one for one in graph.get_check_keys_for_assets({key}) if graph.get(one).blocking][:1]
+    states = walk(run, run_sources(run))
+    with opened(project) as instance:
+        assert needed(keys, instance, graph, states) == {}
+        instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(key, check.name, passed=False, metadata={})
+        )
+        found = needed(keys, instance, graph, states)
+    assert {key, dg.AssetKey(["mixture", "loader_plan"])} <= found.keys()
+    assert dg.AssetKey(["docs", "shards"]) not in found
+
+
+def test_workers_start_only_if_a_shard_has_something_to_do(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    @contextmanager
+    def watched(workers: int, initializer: object) -> Iterator[object]:
+        started.append(workers)
+        yield map
+
+    monkeypatch.setattr(api, "open_process_pool", watched)
+    run = Run(project / "run.toml", {"compute.workers": 2})
+    tasks = ("grade", "attributes/signals", "topics", "select", "curate")
+    for task in tasks:
+        assert all(one.result for one in each_shard(run, task, "docs", KEYS)), task
+    assert started == []
+    run.tree.shard("docs", 1).topics.unlink()
+    assert all(one.result for one in each_shard(run, "topics", "docs", KEYS))
+    assert started == [2]
