@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.cost import Cost, Stopwatch
+from nmoe_assets.assets.recorded import unchanged
 from nmoe_assets.assets.run_log import run_log
 from nmoe_assets.catalogue import LINEAGE, to_metadata, with_row_count
 from nmoe_assets.checks.asset_checks import Checks
@@ -21,7 +22,6 @@ from nmoe_assets.dagster_private import SUPPRESS_DEFAULT_EVENT
 from nmoe_assets.inputs import CurrentInputs, forget_tagged
 from nmoe_assets.names import PICTURES
 from nmoe_assets.partitions import RANGE_END, RANGE_START
-from nmoe_assets.recorded import unchanged
 from nmoe_assets.resources import Machine
 from nmoe_core.base.errors import LockedError, NmoeError, device_errors
 from nmoe_core.base.result import Result

@@ -15,10 +15,10 @@ import dagster as dg
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
 from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
+from nmoe_assets.assets.recorded import needed
 from nmoe_assets.conditions import mode_of
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
-from nmoe_assets.recorded import needed
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks.graph.walk import Graph

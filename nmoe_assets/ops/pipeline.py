@@ -12,13 +12,13 @@ from collections.abc import Callable
 import dagster as dg
 
 from nmoe_assets.assets.cost import Stopwatch
+from nmoe_assets.assets.recorded import needed
 from nmoe_assets.catalogue import table
 from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.inputs import PIPELINE
 from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import TaskJob
-from nmoe_assets.recorded import needed
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources

@@ -10,9 +10,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from nmoe_assets.assets.recorded import needed
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.pipeline import step_error
-from nmoe_assets.recorded import needed
 from nmoe_core.base.compute import api
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run

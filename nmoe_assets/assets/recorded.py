@@ -11,14 +11,14 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.inputs import CHANGED_MEANWHILE
+from nmoe_assets.inputs import CHANGED_MEANWHILE, REBUILD
 from nmoe_core.tasks.graph.walk import Graph
 
 DATA_VERSION = "dagster/data_version"
 _CODE_VERSION = "dagster/code_version"
 _MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 # A backfill and a condition wait for an event of each partition that they requested.
-_NEEDS_EVENTS = ("dagster/backfill", "dagster/from_automation_condition")
+_NEEDS_EVENTS = ("dagster/backfill", "dagster/from_automation_condition", REBUILD)
 AssetGraph = Any  # Dagster exports neither the graph nor its nodes
 
 
