@@ -235,6 +235,7 @@ def check_need(plan: LoaderPlan, capacities: Sequence[int]) -> None:
     each source."""
     windows = dict(zip((source.name for source in plan.sources), capacities))
     taken = Counter({c.source: c.sequences for c in plan.consumed})
+    wraps_tokens = plan.wraps_tokens
     for stage in plan.stages:
         for source in stage.sources:
             taken[source.name] += source.num_sequences
@@ -243,10 +244,10 @@ def check_need(plan: LoaderPlan, capacities: Sequence[int]) -> None:
                 need = min(1, need)  # the run ends when the source ends
             limit = plan.epoch_limit(source.max_epochs)
             have = limit * windows[source.name]
-            if plan.wraps_tokens:  # a window may begin in one pass and end in the next
+            if wraps_tokens:  # a window may begin in one pass and end in the next
                 have = num_windows(limit * source.num_tokens, plan.seq_len, plan.stride)
             if not limit:
-                have = need * bool(source.num_tokens if plan.wraps_tokens else windows[source.name])
+                have = need * bool(source.num_tokens if wraps_tokens else windows[source.name])
             if need > have:
                 raise _short(plan, source, stage.name, windows[source.name], need)
 
