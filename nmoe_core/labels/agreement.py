@@ -3,11 +3,10 @@
 The oracle's noise is measured on a sample that is labelled again: once with the rubric's dimensions
 in reverse order (`Rubric.turned`), and once with sampled answers instead of the most likely
 answers. The noise limits heads: the correlation of a perfect head with one labelling is about the
-square root of the correlation between two labellings of one kind, so the root is given for the two
-orders only.
+square root of the correlation between two labellings of one kind. The two orders are such a pair.
+Sampled answers are not: heads learn the most likely answers, which are less noisy.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
     document was labelled twice.
 
     `kinds` has each kind of noise that was measured: `reliability` is the Spearman correlation of
-    the two aggregates, `ceiling` its square root; both are None if undefined. The top level repeats
-    the fields of the kind with the lowest reliability. Raises as `checked_digest`.
+    the two aggregates, None if undefined. Raises as `checked_digest`.
     """
     path = tree.merged_labels(split).with_name(f"noise_{split}.json")
     kinds = {kind: _noise(tree, split, name) for kind, name in NOISE_NAMES.items()}
@@ -38,10 +36,7 @@ def merge_noise(tree: Tree, split: str) -> dict[str, Any] | None:
     if not found:
         path.unlink(missing_ok=True)
         return None
-    lowest = min(
-        found.values(), key=lambda one: math.inf if one["ceiling"] is None else one["ceiling"]
-    )
-    noise = lowest | {"kinds": found}
+    noise = {"kinds": found}
     with replacing(path):
         write_summary(path, noise)
     return noise
@@ -71,7 +66,6 @@ def _noise(tree: Tree, split: str, name: str) -> dict[str, Any] | None:
         "count": len(parsed),
         "reliability": reliability,
         "reliability_ci95": interval and list(interval),
-        "ceiling": None if reliability is None else math.sqrt(max(0.0, reliability)),
         "mae": float(np.abs(first - second).mean()) if parsed else None,
         "same_grade": {d: sum(same) / len(same) if same else None for d, same in grades.items()},
     }

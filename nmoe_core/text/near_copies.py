@@ -13,10 +13,15 @@ import numpy as np
 
 SHINGLE_TOKENS = 5
 MIN_SIMILARITY = 0.8
+MIN_OVERLAP = 0.5
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
-def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) -> np.ndarray:
+def near_copies(
+    documents: Sequence[np.ndarray],
+    among: Sequence[np.ndarray],
+    min_similarity: float = MIN_SIMILARITY,
+) -> np.ndarray:
     """Whether each document has a near copy in `among`: bool `[N]`. Both are token ids."""
     sets = [_shingles(tokens) for tokens in (*documents, *among)]
     if not documents or not among:
@@ -25,7 +30,7 @@ def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) ->
     rank = np.empty(len(elements), np.int64)
     rank[np.argsort(counts, kind="stable")] = np.arange(len(elements))
     ranked = [np.sort(rank[np.searchsorted(elements, one)]) for one in sets]
-    prefixes = [one[: len(one) - math.ceil(MIN_SIMILARITY * len(one)) + 1] for one in ranked]
+    prefixes = [one[: len(one) - math.ceil(min_similarity * len(one)) + 1] for one in ranked]
     own = ranked[: len(documents)]
     others = ranked[len(documents) :]
     rare = np.concatenate(prefixes[len(documents) :])
@@ -39,7 +44,7 @@ def near_copies(documents: Sequence[np.ndarray], among: Sequence[np.ndarray]) ->
         found = [owner[a:b] for a, b in zip(first.tolist(), last.tolist())]
         candidates, shared = np.unique(np.concatenate(found), return_counts=True)
         likely = candidates[np.argsort(-shared, kind="stable")].tolist()
-        return any(_similarity(own[i], others[j]) >= MIN_SIMILARITY for j in likely)
+        return any(_similarity(own[i], others[j]) >= min_similarity for j in likely)
 
     return np.array([has_copy(i) for i in range(len(documents))], np.bool_)
 
@@ -59,8 +64,5 @@ def _shingles(tokens: np.ndarray) -> np.ndarray:
 
 
 def _similarity(a: np.ndarray, b: np.ndarray) -> float:
-    smaller, larger = sorted((len(a), len(b)))
-    if smaller < MIN_SIMILARITY * larger:
-        return 0.0
     shared = len(np.intersect1d(a, b, assume_unique=True))
     return shared / (len(a) + len(b) - shared)

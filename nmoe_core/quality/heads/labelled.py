@@ -13,7 +13,7 @@ from nmoe_core.labels.label_files import Labels, read_labels
 from nmoe_core.labels.slices import data_digest
 from nmoe_core.quality.heads.metrics import head_metrics, held_out, require_same_scorer
 from nmoe_core.quality.heads.scores import Corpus, DocumentTokens
-from nmoe_core.text.near_copies import near_copies
+from nmoe_core.text.near_copies import MIN_OVERLAP, near_copies
 
 MIN_LABELS = 10
 # Names of the fingerprints that do not affect the weights.
@@ -100,6 +100,8 @@ class Labelled:
                 copies = copies[~np.isin(copies, used)]
                 near = np.concatenate([near, copies])
                 fresh = held_out(contents, np.concatenate([used, near]))
+                is_alike = near_copies(documents.tokens, read, MIN_OVERLAP)
+                fresh = fresh._replace(is_alike=is_alike)
                 given = (split, labels, documents)
                 others = {other: score(*given) for other, score in (beside or {}).items()}
                 found[name] = head_metrics(predict(*given), others, labels, self.train, fresh)

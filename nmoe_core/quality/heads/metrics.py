@@ -30,6 +30,7 @@ from nmoe_core.labels.label_files import Labels
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.agreement import agreement, baselines
+from nmoe_core.text.near_copies import MIN_OVERLAP
 
 MIN_DOCUMENTS = 3
 # A share of the noise ceiling is given from so many documents on that were labelled twice, if its
@@ -44,12 +45,14 @@ class HeldOut(NamedTuple):
     """Documents to measure on.
 
     `rows` is bool `[N]`. `num_seen` documents are excluded because their content was used in
-    training, `num_repeated` because an earlier document has the same content.
+    training, `num_repeated` because an earlier document has the same content. `is_alike`, bool
+    `[N]`, are documents that resemble a document of training, though they are no near copies.
     """
 
     rows: np.ndarray
     num_seen: int
     num_repeated: int
+    is_alike: np.ndarray | None = None
 
 
 def held_out(contents: Sequence[Any] | np.ndarray, seen: np.ndarray | Sequence[Any]) -> HeldOut:
@@ -93,6 +96,11 @@ def head_metrics(
     metrics |= selection_metrics(given, oracle)
     for name, scores in others.items():
         metrics |= _beside(name, given, labels.scale.aggregate(scores[good]), oracle)
+    if fresh.is_alike is not None:
+        rest = ~fresh.is_alike[good]
+        metrics["num_alike"] = int((~rest).sum())
+        metrics["spearman_not_alike"] = rounded(spearman(given[rest], oracle[rest]))
+        metrics["spearman_not_alike_ci95"] = spearman_interval(given[rest], oracle[rest])
     metrics |= noise_ceiling(labels.path)
     return metrics | {
         **share_of_ceiling(metrics),
@@ -267,6 +275,7 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         f"Excluded: {metrics['num_trained_on']} documents whose content was used in training, "
         f"{metrics.get('num_near_copies', 0)} of them near copies of a training document; "
         f"{metrics['num_repeated']} documents that repeat the content of another document.",
+        *_of_others(metrics),
         "",
         "| score | Spearman | within source | MAE | R2 | QWK |",
         "|---|---|---|---|---|---|",
@@ -314,6 +323,16 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         said += "" if share is None else f"; share reached: {_cell(metrics, 'share_of_ceiling')}"
         lines.append(f"{said}.")
     return lines
+
+
+def _of_others(metrics: dict[str, Any]) -> list[str]:
+    if "num_alike" not in metrics:
+        return []
+    return [
+        f"Included: {metrics['num_alike']} documents that resemble one used in training (Jaccard "
+        f"similarity of runs of five tokens at least {MIN_OVERLAP}); Spearman of the aggregate "
+        f"without them: {_cell(metrics, 'spearman_not_alike')}."
+    ]
 
 
 def _line(name: str, row: dict[str, Any], *values: float | None) -> str:

@@ -118,15 +118,19 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
     if headers := head_headers(run):
         yield "\n## Graders\n"
         yield "Spearman's correlation with the oracle's scores, with 95 % intervals. No choice used"
-        yield "documents of `test`; those of `val` set thresholds, chose the grader if `auto`.\n"
-        yield "| grader | oracle | slice | documents | Spearman |"
-        yield "|---|---|---|---|---|"
+        yield "documents of `test`; those of `val` set thresholds, chose the grader if `auto`."
+        yield "Alike: documents that resemble one used in training, and Spearman without them.\n"
+        yield "| grader | oracle | slice | documents | Spearman | alike | without them |"
+        yield "|---|---|---|---|---|---|---|"
         for kind, header in headers.items():
             split = "test" if header.get("test_metrics") else "val"
             metrics = header["test_metrics" if split == "test" else "metrics"]
             oracle = _plain(f"{header['scorer_model']} {header['scorer_version']}")
-            figure = (with_interval(metrics, "spearman") if metrics else None) or "-"
-            yield f"| {kind} | {oracle} | {split} | {metrics.get('n', 0):,} | {figure} |"
+            names = ("spearman", "spearman_not_alike")
+            figures = [with_interval(metrics, name) or "-" for name in names]
+            figures.insert(1, metrics.get("num_alike", "-"))
+            row = [kind, oracle, split, f"{metrics.get('n', 0):,}", *figures]
+            yield f"| {' | '.join(map(str, row))} |"
     if found["kept"] is not None and run.tree.plan.is_file():
         yield "\n## Use\n"
         yield "    from loader import open_loader"

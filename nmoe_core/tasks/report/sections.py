@@ -127,7 +127,8 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
         "in two orders of its questions. AUC: the probability that a document from the half that "
         "the oracle scores higher is ranked above a document from the other half. Top fifth: the "
         "share of the grader's top fifth in the oracle's top fifth. Bottom fifth: the share of its "
-        "bottom fifth in the oracle's better half."
+        "bottom fifth in the oracle's better half. Alike: documents that resemble one used in "
+        "training, and Spearman without them."
     )
     names = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
     names += ("false_drops_bottom_fifth",)
@@ -137,10 +138,12 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
         for split, found in splits.items():
             if found:
                 figures = (with_interval(found, name) for name in names)
-                ceiling = with_interval(found, "noise_ceiling")
-                rows.append([kind, split, found["n"], *figures, *map(found.get, ends), ceiling])
+                last = found["num_alike"], with_interval(found, "spearman_not_alike")
+                last += (with_interval(found, "noise_ceiling"),)
+                rows.append([kind, split, found["n"], *figures, *map(found.get, ends), *last])
     header = ["grader", "split", "documents", "Spearman", "within source", "AUC", "top fifth"]
-    header += ["bottom fifth", "mean error", "source alone", "length alone", "noise ceiling"]
+    header += ["bottom fifth", "mean error", "source alone", "length alone", "alike"]
+    header += ["Spearman without them", "noise ceiling"]
     yield table(header, rows)
     for cost in grader_costs(corpus.run):
         who = cost["grader"]

@@ -89,7 +89,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], object]:
 
 OLD = without("format", "content_hash")  # as an earlier version wrote it
 FORGED = {
-    "digest removed": without("scores_sha256", "labels_sha256", "asked"),
+    "digest removed": without("scores_sha256", "labels_sha256", "kinds"),
     "hash removed": without("content_hash"),
     "count changed": lambda row: row.update(parsed=0, ceiling=0.1),
     "sources removed": lambda row: row.update(per_source={"none": {}}),

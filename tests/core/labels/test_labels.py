@@ -298,9 +298,9 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
     labelling.run_all()
     assert merge_noise(labelling.tree, "val") is None
     labelling.run_again(0, 3, FakeOracle(version="mute", fails_on=bool))
-    none = merge_noise(labelling.tree, "val") or {}
-    keys = ("asked", "count", "reliability", "ceiling", "mae")
-    assert [none[key] for key in keys] == [1, 0, None, None, None]
+    none = (merge_noise(labelling.tree, "val") or {})["kinds"]["order"]
+    keys = ("asked", "count", "reliability", "mae")
+    assert [none[key] for key in keys] == [1, 0, None, None]
     shutil.rmtree(labelling.shard(0, "val") / "relabelled")
     num_rows = 0
     for i in range(8):
@@ -308,22 +308,20 @@ def test_a_sample_is_labelled_twice_and_its_agreement_is_written(labelling: Labe
         num_rows += min(3, len(documents.rows))
         again = FakeOracle(rubric_hash="turned", change=noisy)
         labelling.run_again(i, 3, again)
-    noise = merge_noise(labelling.tree, "val")
-    assert noise is not None
-    assert noise["asked"] == noise["count"] == num_rows
-    assert noise["same_grade"]["helpfulness"] == 1.0
-    assert noise["same_grade"]["density"] < 1.0
-    assert noise["mae"] > 0
-    root = max(0.0, noise["reliability"]) ** 0.5
-    assert noise["ceiling"] == pytest.approx(root, abs=1e-6)
+    noise = merge_noise(labelling.tree, "val") or {}
     assert list(noise["kinds"]) == ["order"]
+    order = noise["kinds"]["order"]
+    assert order["asked"] == order["count"] == num_rows
+    assert order["same_grade"]["helpfulness"] == 1.0
+    assert order["same_grade"]["density"] < 1.0
+    assert order["mae"] > 0
     for i in range(8):
         oracle = FakeOracle(version="v1/sampled")
         labelling.run_again(i, 3, oracle, "resampled")
     noise = merge_noise(labelling.tree, "val") or {}
     order, sampling = noise["kinds"]["order"], noise["kinds"]["sampling"]
-    assert order["ceiling"] < sampling["ceiling"] == pytest.approx(1)
-    assert noise["ceiling"] == order["ceiling"], "the lower one bounds heads"
+    assert order["reliability"] < sampling["reliability"] == pytest.approx(1)
+    assert "ceiling" not in noise | sampling, "sampled answers are noisier than labels"
     written = json.loads((labelling.tree.labels / "merged" / "noise_val.json").read_text())
     assert {key: written[key] for key in noise} == noise
 

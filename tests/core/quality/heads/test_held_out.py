@@ -118,6 +118,7 @@ def test_near_copies_of_what_was_trained_on_are_left_out_of_heads_student_and_ca
     rng = np.random.default_rng(7)
     # A copy has another last token: one of its shingles differs, so it is no equal content.
     copies = [[*documents[i][:MAX_CTX][:-1], 499] for i in rng.integers(0, len(documents), 200)]
+    copies += [[*documents[i][:MAX_CTX][:-3], *range(3)] for i in range(100)]
     write_source(tmp_path / "data", "web", [*documents, *copies], num_shards=2)
     write_source(tmp_path / "data", "books", random_documents(8, 20))
     slices = slice_all(tmp_path / "data", tmp_path / "slices")
@@ -134,6 +135,7 @@ def test_near_copies_of_what_was_trained_on_are_left_out_of_heads_student_and_ca
     near_any = near_copies(read["test"], [*read["train"], *read["val"]])
     exact = np.isin(*(corpus.read([d for d, _ in rows[s]]).digests() for s in ("val", "train")))
     assert near_train.sum() - exact.sum() > 5
+    alike = near_copies(read["val"], read["train"], 0.5)
     heads = tmp_path / "heads"
     table = HeadsTable(probe=ProbeTable(epochs=1))
     write_student(labels, corpus, heads)
@@ -145,6 +147,9 @@ def test_near_copies_of_what_was_trained_on_are_left_out_of_heads_student_and_ca
         assert metrics["num_near_copies"] == (near_train & ~exact).sum()
         assert metrics["n"] + metrics["num_repeated"] == (~near_train).sum()
         assert test["num_trained_on"] == near_any.sum()
+        assert 0 < metrics["num_alike"] <= (alike & ~near_train).sum()
+        said = f"Included: {metrics['num_alike']} documents that resemble one used in training"
+        assert said in (heads / f"{name}.md").read_text()
     scorer: Any = StudentScorer.load(heads / "hydra_student.safetensors", FakeTokenizer())  # pyright: ignore[reportArgumentType]
     found = rows_from_scorer(scorer, corpus, read_labels(tmp_path / "labels_val.jsonl"))
     assert found.left_out["trained_on"] == near_train.sum()
