@@ -70,8 +70,9 @@ def register(parts: Any) -> None:
 
     text = "compare labels with those of a second oracle or a person"
     compared = add_verb(parts, "agree", agree, text, _show_agreement)
-    for name, whose in (("first", "labels"), ("second", "other labels of the same documents")):
-        compared.add_argument(name, type=Path, help=f"{whose}: a file, or a label shard")
+    compared.add_argument("first", type=Path, help="labels: a file, or a label shard")
+    text = "other labels of the same documents; of more than two, Krippendorff's alpha"
+    compared.add_argument("others", type=Path, nargs="+", help=text)
 
     text = "show labelled documents; --correct changes a label, --withdraw undoes it"
     reviewed = add_verb(parts, "review", review, text, _show_labels)
@@ -222,14 +223,19 @@ def merge_labels(arguments: argparse.Namespace) -> Outputs:
 
 
 def agree(arguments: argparse.Namespace) -> dict[str, Any]:
-    from nmoe_core.labels.compare import compare_labels
+    from nmoe_core.labels.compare import compare_labels, compare_raters
 
-    return compare_labels(arguments.first, arguments.second)
+    if len(arguments.others) > 1:
+        return compare_raters([arguments.first, *arguments.others])
+    return compare_labels(arguments.first, arguments.others[0])
 
 
 def _show_agreement(facts: dict[str, Any]) -> None:
     print_rows(facts["labels"])
     print()
+    if "agreement" in facts:
+        print_rows(facts["agreement"])
+        return
     print_rows(facts["rows"])
     counts = [f"{facts['documents']:,} documents in both"]
     counts += [f"{facts[key]:,} {key.replace('_', ' ')}" for key in ("other_text", "only_in_one")]

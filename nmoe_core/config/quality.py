@@ -60,6 +60,7 @@ _URL = re.compile(r"https?://[^\s@/?#\\]+[^\s@#\\]*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[!-~]([ -~]*[!-~])?")
 _OWN_HEADERS = ("authorization", "content-length", "content-type", "host", "transfer-encoding")
+_RATER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _API_KEY = re.compile(r"(\w+_)?API_KEY|ORACLE_KEY", re.ASCII | re.IGNORECASE)
 
 
@@ -246,9 +247,9 @@ class HttpOracleTable(StrictModel):
 class OracleTable(StrictModel):
     """`[oracle]`: the model that labels documents."""
 
-    kind: Literal["heuristic", "engine", "http"] = "heuristic"
-    """`heuristic`: text statistics; `engine`: a model on this machine; `http`: a server. Default:
-    heuristic; without a configuration file, engine."""
+    kind: Literal["heuristic", "engine", "http", "panel"] = "heuristic"
+    """`heuristic`: text statistics; `engine`: a model on this machine; `http`: a server; `panel`:
+    several servers. Default: heuristic; without a configuration file, engine."""
     rubric: PathText = "quality_v1"
     """Path of a TOML file, or name of a bundled rubric."""
     max_documents: int = Field(default=20_000, ge=1)
@@ -265,6 +266,10 @@ class OracleTable(StrictModel):
     salvaged."""
     engine: EngineOracleTable = EngineOracleTable()
     http: HttpOracleTable | None = None
+    panel: dict[str, HttpOracleTable] = Field(default_factory=dict)
+    """The raters of kind `panel`: `[oracle.panel.NAME]` has the keys of `[oracle.http]`."""
+    combine: Literal["mean", "median"] = "median"
+    """How the scores of a panel are combined, by dimension."""
 
     @model_validator(mode="after")
     def _has_its_settings(self) -> OracleTable:
@@ -272,6 +277,11 @@ class OracleTable(StrictModel):
             raise ValueError('kind = "engine" needs [oracle.engine] checkpoint')
         if self.kind == "http" and self.http is None:
             raise ValueError('kind = "http" needs [oracle.http] base_url and model')
+        if self.kind == "panel" and len(self.panel) < 2:
+            raise ValueError('kind = "panel" needs at least two tables [oracle.panel.NAME]')
+        for name in self.panel:
+            if not _RATER.fullmatch(name):
+                raise ValueError(f"{name!r} names a directory: use letters, digits, - and _")
         return self
 
     def cost(self, tokens_in: int, tokens_out: int) -> float | None:

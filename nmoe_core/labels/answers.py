@@ -11,7 +11,7 @@ records are read as answers, and are copied into the ledger before labels replac
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -79,15 +79,15 @@ class Ledger:
 
     Args:
         directory: The directory of the ledger.
-        budget: What answers may cost.
+        budgets: What answers may cost.
 
     Raises:
         LabelError: A line is not a reply (E-LABEL-CORRUPT).
     """
 
-    def __init__(self, directory: Path, budget: Budget | None = None) -> None:
+    def __init__(self, directory: Path, budgets: Sequence[Budget] = ()) -> None:
         self.directory = directory
-        self.budget = budget
+        self.budgets = budgets
         self.spent: defaultdict[str, Spent] = defaultdict(Spent)
         """What was spent, by `Oracle.request_digest`."""
         self._places: dict[Key, list[_Place]] = {}

@@ -69,7 +69,7 @@ def shown_request(
     Raises ConfigError if the oracle sends no request, if the jobs do not have the document, or if
     nothing would be asked.
     """
-    if labelling.table.kind == "heuristic":
+    if labelling.table.kind in ("heuristic", "panel"):
         raise ConfigError(
             "this oracle sends no request",
             where="[oracle] kind",
@@ -138,7 +138,7 @@ def _questions(labelling: Labelling, jobs: Iterable[LabelJob]) -> Iterator[tuple
     for job in jobs:
         ledger = labelling.ledger(job)
         for documents, _, oracle in labelling.parts(job):
-            if not isinstance(oracle, HttpOracle | Sampled):
+            if labelling.raters or not isinstance(oracle, HttpOracle | Sampled):
                 raise _not_a_server(labelling)
             oracle.settle(ledger.accepts)
             request = oracle.request_digest

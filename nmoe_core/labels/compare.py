@@ -7,7 +7,7 @@ person corrected counts with the grades of its oracle. Intervals of correlations
 10 documents.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,13 @@ from nmoe_core.base.intervals import (
     spearman,
     spearman_interval,
 )
+from nmoe_core.config.tree import Tree
 from nmoe_core.labels.corrections import without_correction
 from nmoe_core.labels.label_files import SCORES_NAME, checked_digest
 from nmoe_core.labels.oracle import Record, is_salvaged, latest, one_scale, one_scorer, read_records
-from nmoe_core.labels.scores import Scale, parse_scores, rounded
+from nmoe_core.labels.oracles.panel import RATERS_NAME
+from nmoe_core.labels.scores import Scale, agreement_rows, parse_scores, rounded
+from nmoe_core.labels.slices import LABEL_SHARDS
 
 ALL = "all"
 AGGREGATE = "aggregate"
@@ -64,6 +67,46 @@ def compare_labels(first: Path, second: Path) -> dict[str, Any]:
         "only_in_one": len(a) + len(b) - 2 * len(both),
         "rows": list(_rows(sources, (*scale.names, AGGREGATE), *scores)),
     }
+
+
+def compare_raters(paths: Sequence[Path]) -> dict[str, Any]:
+    """Compare more than two files: the facts of each (`labels`), and `agreement`, as
+    `agreement_rows`, of the documents that several of them label. Raises as `compare_labels`."""
+    files = [path / SCORES_NAME if path.is_dir() else path for path in paths]
+    read = [_read(path) for path in files]
+    said = [facts for _, facts in read]
+    labelled = {str(path): labels for path, (labels, _) in zip(files, read)}
+    return {"labels": said, "agreement": _agreement(labelled, files[0])}
+
+
+def panel_agreement(tree: Tree, raters: Iterable[str]) -> list[dict[str, Any]]:
+    """As `agreement_rows`, of all documents that a panel of these raters labelled; empty without
+    labels. Raises as `read_records`, and LabelError if scales differ (E-LABEL-MIXED)."""
+    labelled: dict[str, dict[str, Record]] = {name: {} for name in raters}
+    for split, i in LABEL_SHARDS:
+        for name, labels in labelled.items():
+            path = tree.label_shard(split, i) / RATERS_NAME / name / SCORES_NAME
+            if path.is_file():
+                found = latest(read_records(path))
+                labels |= {doc_id: one for doc_id, one in found.items() if one["ok"]}
+    return _agreement(labelled, tree.labels) if any(labelled.values()) else []
+
+
+def _agreement(labelled: Mapping[str, Mapping[str, Record]], where: Path) -> list[dict[str, Any]]:
+    records = [record for labels in labelled.values() for record in labels.values()]
+    scale = one_scale((record for record in records if "scale" in record), where)
+    # A person's record without the text's hash is of the text of the first record of its document.
+    texts: dict[str, str] = {}
+    for record in records:
+        if record.get("text_sha256"):
+            texts.setdefault(record["doc_id"], record["text_sha256"])
+    rated: dict[str, dict[str, Mapping[str, float]]] = {}
+    for name, labels in labelled.items():
+        for doc_id, one in labels.items():
+            if one.get("text_sha256") in (None, texts.get(doc_id)):
+                scores = parse_scores(one.get("scores") or {}, scale, is_combined=True)
+                rated.setdefault(doc_id, {})[name] = scores
+    return agreement_rows(list(rated.values()), scale)
 
 
 def _read(path: Path) -> tuple[dict[str, Record], dict[str, Any]]:

@@ -14,18 +14,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import orjson
 
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.errors import LabelError
 from nmoe_core.base.fingerprint import sha256_file
-from nmoe_core.base.intervals import alpha, alpha_interval
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.oracle import SCORES_NAME, Record, latest, read_records
-from nmoe_core.labels.scores import Scale, parse_scores, rounded, scale_in
+from nmoe_core.labels.scores import Scale, agreement_rows, parse_scores, scale_in
 from nmoe_core.labels.slices import LABEL_SHARDS
 
 NAME = "corrections.jsonl"
@@ -149,21 +147,10 @@ def correction_entries(tree: Tree) -> list[Record]:
 
 
 def people_agreement(corrections: Corrections, scale: Scale) -> list[dict[str, Any]]:
-    """How far people agree, by dimension of the scale: Krippendorff's `alpha` with its 95 %
-    interval, the number `n` of texts that several of them corrected, and the number of `people`."""
-    shared = [p for p in corrections.values() if len(p) > 1]
-    shared = [p for p in shared if all(set(e["scores"]) == set(scale.names) for e in p.values())]
-    names = sorted({name for people in shared for name in people})
-    rows: list[dict[str, Any]] = []
-    for dimension in scale.names:
-        grades = np.full((len(shared), len(names)), np.nan)
-        for row, people in enumerate(shared):
-            for name, entry in people.items():
-                grades[row, names.index(name)] = entry["scores"][dimension]
-        low, high = alpha_interval(grades) or (None, None)
-        counts = {"dimension": dimension, "n": len(shared), "people": len(names)}
-        rows.append(counts | {"alpha": rounded(alpha(grades)), "low": low, "high": high})
-    return rows
+    """As `agreement_rows`, of the people who corrected the same texts by this scale."""
+    rated = [{by: one["scores"] for by, one in people.items()} for people in corrections.values()]
+    same = [one for one in rated if all(set(given) == set(scale.names) for given in one.values())]
+    return agreement_rows(same, scale)
 
 
 def corrections_digest(tree: Tree) -> str:

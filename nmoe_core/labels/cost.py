@@ -6,7 +6,7 @@ answers, or the maximum length if there are fewer than `MIN_ANSWERS`. Retries ar
 estimate reads the texts: each distinct text is one question; an empty text needs no question.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from nmoe_core.labels.documents import Documents
 from nmoe_core.labels.oracle import Oracle, sha256_of
 from nmoe_core.labels.oracles.harmony import fenced
 from nmoe_core.labels.oracles.spent import Budget
+from nmoe_core.labels.scores import rounded
 from nmoe_core.text.tokenizer import Tokenizer
 
 TEMPLATE_TOKENS = 128
@@ -34,6 +35,22 @@ class Estimate:
     tokens_in: int
     tokens_out: int
     cost: float | None
+
+
+def total(estimates: Sequence[Estimate]) -> Estimate:
+    """The sum of estimates; the cost is None if one has no price."""
+    return Estimate(
+        sum(one.questions for one in estimates),
+        sum(one.tokens_in for one in estimates),
+        sum(one.tokens_out for one in estimates),
+        sum_of([one.cost for one in estimates]),
+    )
+
+
+def sum_of(costs: Iterable[float | None]) -> float | None:
+    """The sum of costs, with six decimals; None if one is None."""
+    known = list(costs)
+    return None if None in known else rounded(sum(cost or 0.0 for cost in known))
 
 
 def estimate_labels(

@@ -15,17 +15,18 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
 from nmoe_core.labels.agreement import NOISE_NAMES
 from nmoe_core.labels.answers import Ledger
-from nmoe_core.labels.cost import Estimate, Part, estimate_labels, require_cost
+from nmoe_core.labels.cost import Estimate, Part, estimate_labels, require_cost, sum_of, total
 from nmoe_core.labels.documents import Documents, shard_documents
 from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Keep, Oracle, OracleResult, Question, Reply
 from nmoe_core.labels.oracles import make_oracle
+from nmoe_core.labels.oracles.panel import RATERS_NAME, Panel
 from nmoe_core.labels.oracles.spent import Budget
 from nmoe_core.labels.sample import draw_sample, drawn_ids, sample_fingerprints, sampled_rows
-from nmoe_core.labels.scores import rounded
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 from nmoe_core.text.tokenizer import load_tokenizer
 
+_SPENT = ("replies", "retries", "tokens_in", "tokens_out")
 _SLICES = {f"{split}-{i:02d}": (split, i) for split, i in LABEL_SHARDS}
 
 
@@ -101,22 +102,52 @@ class Labelling:
     table: OracleTable
     tokenizer: TokenizerSettings
     base: Path
+    _raters: dict[str, "Labelling"] = field(default_factory=dict, init=False)
     _oracles: dict[Rubric, Oracle] = field(default_factory=dict, init=False)
     _ledgers: dict[Path, Ledger] = field(default_factory=dict, init=False)
 
     def oracle(self, rubric: Rubric) -> Oracle:
         """The oracle for a rubric, opened once per rubric. Raises as `make_oracle`."""
         if rubric not in self._oracles:
-            self._oracles[rubric] = make_oracle(self.table, rubric, self.base)
+            if self.raters:
+                raters = {name: rater.oracle(rubric) for name, rater in self.raters.items()}
+                self._oracles[rubric] = Panel(raters, self.table.combine)
+            else:
+                self._oracles[rubric] = make_oracle(self.table, rubric, self.base)
         return self._oracles[rubric]
+
+    @property
+    def raters(self) -> dict[str, "Labelling"]:
+        """The raters of a panel, by name; empty for other kinds of oracles."""
+        if not self._raters and self.table.kind == "panel":
+            for name, http in self.table.panel.items():
+                own = {"kind": "http", "http": http, "panel": {}}
+                self._raters[name] = replace(self, table=self.table.model_copy(update=own))
+        return self._raters
+
+    def _of_raters(self, jobs: Iterable[LabelJob]) -> dict["Labelling", list[LabelJob]]:
+        """The jobs of the raters of a panel; of other oracles, the same jobs."""
+        if not self.raters:
+            return {self: list(jobs)}
+        found: dict[Labelling, list[LabelJob]] = {rater: [] for rater in self.raters.values()}
+        for job in jobs:
+            for name, rater in self.raters.items():
+                found[rater].append(job._replace(out_dir=job.out_dir / RATERS_NAME / name))
+        return found
+
+    def _sampled(self) -> Oracle:
+        if not self.raters:
+            return Sampled(self.oracle(self.rubric))
+        raters = {name: rater._sampled() for name, rater in self.raters.items()}
+        return Panel(raters, self.table.combine)
 
     def without_key(self) -> "Labelling":
         """A copy without the API key of the oracle's server. Use it only for fingerprints, which
         send no request."""
-        if self.table.http is None:
-            return self
-        http = self.table.http.model_copy(update={"api_key_env": None})
-        return replace(self, table=self.table.model_copy(update={"http": http}))
+        no_key = {"api_key_env": None}
+        http = self.table.http and self.table.http.model_copy(update=no_key)
+        panel = {name: one.model_copy(update=no_key) for name, one in self.table.panel.items()}
+        return replace(self, table=self.table.model_copy(update={"http": http, "panel": panel}))
 
     def slice_jobs(
         self, sources: Sequence[str], keys: Sequence[str] | None = None
@@ -149,12 +180,15 @@ class Labelling:
             yield LabelJob(key, documents, tree.label_shard(split, number), tree.answers, relabel)
 
     def parts(self, job: LabelJob) -> Iterator[Part]:
-        """Yield the parts of a job: documents, the directory of their labels, and the oracle.
+        """Yield the parts of a job: documents, the directory of their labels, and the oracle. A
+        panel follows its raters.
 
         First all documents, then the sample that measures the oracle's noise: once with the
         dimensions in reverse order (if the rubric has several), once with sampled answers (if the
         oracle can sample).
         """
+        for rater, jobs in self._of_raters([job]).items() if self.raters else ():
+            yield from rater.parts(jobs[0])
         yield job.documents, job.out_dir, self.oracle(self.rubric)
         if not job.relabel:
             return
@@ -162,12 +196,15 @@ class Labelling:
         if len(self.rubric.dimensions) > 1:
             asked["order"] = self.oracle(self.rubric.turned())
         if self.table.kind != "heuristic":
-            asked["sampling"] = Sampled(self.oracle(self.rubric))
+            asked["sampling"] = self._sampled()
         for kind, oracle in asked.items():
             yield job.documents.sample(job.relabel), job.out_dir / NOISE_NAMES[kind], oracle
 
     def estimate(self, jobs: Iterable[LabelJob]) -> dict[str, Estimate]:
         """As `estimate_labels`."""
+        if self.raters:
+            of_raters = [rater.estimate(own) for rater, own in self._of_raters(jobs).items()]
+            return {name: total([one[name] for one in of_raters]) for name in of_raters[0]}
         parts = ((job.name, self.ledger(job), self.parts(job)) for job in jobs)
         return estimate_labels(self.table, self.rubric, load_tokenizer(self.tokenizer), parts)
 
@@ -192,13 +229,15 @@ class Labelling:
     def require_budget(self, jobs: Iterable[LabelJob]) -> None:
         """Raise LabelError if the labels would cost more than `[oracle.http] max_cost`
         (E-LABEL-COST). If it is not set, this reads no documents."""
-        if self.budget is None:
+        if all(rater.budget is None for rater in self.raters.values() or [self]):
             return
-        jobs = list(jobs)
-        found = self.estimate(jobs)["all"]
-        ledgers = {self.ledger(job) for job in jobs}
-        spent = sum(self.budget.cost(ledger.spent) for ledger in ledgers)
-        require_cost(found, spent, self.budget, self.oracle(self.rubric).scorer.scorer_model)
+        for rater, own in self._of_raters(jobs).items():
+            if rater.budget is not None:
+                found = rater.estimate(own)["all"]
+                ledgers = {rater.ledger(job) for job in own}
+                spent = sum(rater.budget.cost(ledger.spent) for ledger in ledgers)
+                model = rater.oracle(self.rubric).scorer.scorer_model
+                require_cost(found, spent, rater.budget, model)
 
     @property
     def budget(self) -> Budget | None:
@@ -226,46 +265,60 @@ class Labelling:
         `retries` are requests about a text that had been sent before. `cost` is None without
         prices, and for other settings, whose prices are not known. Raises as `Ledger`.
         """
-        kinds = self._kinds() if self.table.kind == "http" else {}
+        kinds = {
+            digest: (kind, rater.table)
+            for rater in self.raters.values() or [self]
+            if rater.table.kind == "http"
+            for digest, kind in rater._kinds().items()
+        }
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         for request, spent in Ledger(self.tree.answers).spent.items():
-            kind = kinds.get(request, "other settings")
+            kind, table = kinds.get(request, ("other settings", None))
             row = {"rater": spent.model or self.table.kind, "questions": kind}
-            found = rows.setdefault((row["rater"], kind), row)
             counts = {"requests": spent.replies, "retries": spent.retries, "answers": spent.answers}
             counts |= {"tokens_in": spent.tokens_in, "tokens_out": spent.tokens_out}
+            found = rows.setdefault((row["rater"], kind), row | dict.fromkeys(counts, 0))
             for key, count in counts.items():
-                found[key] = found.get(key, 0) + count
-        for row in rows.values():
-            is_known = row["questions"] in kinds.values()
-            cost = self.table.cost(row["tokens_in"], row["tokens_out"])
-            row["cost"] = rounded(cost) if is_known else None
-        return list(rows.values())
+                found[key] += count
+            costs = found.setdefault("cost", [])
+            costs.append(table and table.cost(spent.tokens_in, spent.tokens_out))
+        return [row | {"cost": sum_of(row["cost"])} for row in rows.values()]
 
     def ledger(self, job: LabelJob) -> Ledger:
         """The answers so far. Raises as `Ledger`."""
         if job.answers not in self._ledgers:
-            self._ledgers[job.answers] = Ledger(job.answers, self.budget)
+            budgets = [rater.budget for rater in self.raters.values() or [self]]
+            given = [budget for budget in budgets if budget is not None]
+            self._ledgers[job.answers] = Ledger(job.answers, given)
         return self._ledgers[job.answers]
 
     def _label(self, job: LabelJob) -> Result:
-        made = []
+        ledger = self.ledger(job)
+        made: dict[Path, Result] = {}
         for documents, out_dir, oracle in self.parts(job):
-            part = label_shard(
-                documents,
-                out_dir,
-                oracle,
-                ledger=self.ledger(job),
-                max_retries=self.table.max_retries,
+            if isinstance(oracle, Panel):
+                oracle.ledger = ledger
+            retries = self.table.max_retries
+            made[out_dir] = label_shard(
+                documents, out_dir, oracle, ledger=ledger, max_retries=retries
             )
-            made.append(part)
-        facts = made[0].facts | {"scorer": self.oracle(self.rubric).scorer.name}
-        for key in ("replies", "retries", "tokens_in", "tokens_out"):
-            facts[key] = sum(part.facts[key] for part in made)
-        facts["cost"] = rounded(self.table.cost(facts["tokens_in"], facts["tokens_out"]))
-        if len(made) > 1:
-            facts["relabelled"] = made[-1].facts["total"]
-        return Result(made[0].digest, facts)
+        whole = made[job.out_dir]
+        counts: dict[str, int] = dict.fromkeys(("num_new", "num_reused", *_SPENT), 0)
+        costs: list[float | None] = []
+        for rater, [own] in self._of_raters([job]).items():
+            for key in ("num_new", "num_reused"):
+                counts[key] += made[own.out_dir].facts[key]
+            parts = [part for path, part in made.items() if path.is_relative_to(own.out_dir)]
+            spent = {key: sum(part.facts[key] for part in parts) for key in _SPENT}
+            for key, count in spent.items():
+                counts[key] += count
+            costs.append(rater.table.cost(spent["tokens_in"], spent["tokens_out"]))
+        scorer = self.oracle(self.rubric).scorer.name
+        facts = whole.facts | counts | {"cost": sum_of(costs), "scorer": scorer}
+        *_, last = made
+        if last != job.out_dir:
+            facts["relabelled"] = made[last].facts["total"]
+        return Result(whole.digest, facts)
 
 
 def labelling_of(run: Run) -> Labelling:

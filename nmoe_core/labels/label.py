@@ -306,9 +306,9 @@ class _Labelling:
 
     def _end_of(self, ledger: Ledger) -> NmoeError | None:
         """The error that ends this run after the replies in the ledger, if there is one."""
-        budget = ledger.budget
-        if budget is not None and (cost := budget.cost(ledger.spent)) > budget.max_cost:
-            return too_expensive(self.oracle, cost, budget)
+        for budget in ledger.budgets:
+            if (cost := budget.cost(ledger.spent)) > budget.max_cost:
+                return too_expensive(self.oracle, cost, budget)
         return self._other_raters(ledger)
 
     def _other_raters(self, ledger: Ledger) -> NmoeError | None:

@@ -33,7 +33,7 @@ EMPTY_TEXT = "empty_text"  # the text is empty, so the oracle is not asked
 # Finish reasons of a server failure. Any other 4xx status means that the server refused the
 # document.
 _SERVER_FAILED = re.compile(
-    r"http_(?!4)\d+|http_408|http_429|timeout|connection_lost|not_json|error_reply|reply_too_large"
+    r"http_(?!4)\d+|http_408|http_429|timeout|connection_lost|not_json|error_reply|reply_too_large|rater_failed"
 )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from loader.files.nested import json_value
 from nmoe_core.base.errors import LabelError
+from nmoe_core.base.intervals import alpha, alpha_interval
 from nmoe_core.config.rubric import REASON, Rubric
 
 # Numbers are stored with six decimals, and decisions are made from the stored numbers, so a
@@ -240,3 +241,26 @@ def _read_object(text: str, scale: Scale, has_reason: bool) -> Answer:
 def rounded(value: float | np.floating[Any] | None) -> float | None:
     """A number rounded to six decimals, as files hold it; None stays None."""
     return None if value is None else round(float(value), DECIMALS)
+
+
+def agreement_rows(
+    rated: Sequence[Mapping[str, Mapping[str, float]]], scale: Scale
+) -> list[dict[str, Any]]:
+    """How far several raters agree, by dimension of the scale. `rated` has the scores of a document
+    by rater; documents of fewer than two raters do not count.
+
+    A row has Krippendorff's `alpha` with its 95 % interval `low` to `high` (None if undefined), the
+    number `n` of documents, and the number of `raters`.
+    """
+    shared = [one for one in rated if len(one) > 1]
+    names = sorted({name for one in shared for name in one})
+    grades = np.full((len(scale), len(shared), len(names)), np.nan)
+    for row, one in enumerate(shared):
+        for name, scores in one.items():
+            grades[:, row, names.index(name)] = scale.vector(scores)
+    rows: list[dict[str, Any]] = []
+    for dimension, table in zip(scale.names, grades):
+        low, high = alpha_interval(table) or (None, None)
+        counts = {"dimension": dimension, "n": len(shared), "raters": len(names)}
+        rows.append(counts | {"alpha": rounded(alpha(table)), "low": low, "high": high})
+    return rows

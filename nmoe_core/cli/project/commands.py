@@ -335,6 +335,7 @@ def _show_graders(report: dict[str, Any]) -> None:
         print(textwrap.fill(report["dropping"], 112))
     print(f"oracle: {report['oracle']}; backbone: {report['backbone']}")
     print_rows(report["labels"])
+    print_rows(report["raters"])
     if report["backbone"] == "tiny" and report["grader"] != "student":
         print("(both are placeholders for large models: these scores do not measure quality)")
     elif report["oracle"].startswith("heuristic/"):

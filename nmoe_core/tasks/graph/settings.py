@@ -36,7 +36,7 @@ from nmoe_core.shards.publish.send import RECORD_FORMAT
 
 Settings = Mapping[str, Any]
 # Connection and retries of an oracle, which do not change its answers.
-_WORK_OF_ORACLE = {"max_retries", "relabel", "engine", "http"}
+_WORK_OF_ORACLE = {"max_retries", "relabel", "engine", "http", "panel"}
 _WORK_OF_ENGINE = {"device", "batch_size"}
 _WORK_OF_HTTP = {
     *("base_url", "api_key_env", "allow_key_over_http", "concurrency", "timeout_s"),
@@ -108,9 +108,14 @@ def labels(run: Run) -> MadeWith:
     if table.kind == "engine":
         asked = table.engine.model_dump(mode="json", exclude=_WORK_OF_ENGINE)
         found |= {f"oracle.engine.{name}": value for name, value in asked.items()}
-    if table.kind == "http" and table.http is not None:
-        asked = table.http.model_dump(mode="json", exclude=_WORK_OF_HTTP)
-        found |= {f"oracle.http.{name}": value for name, value in asked.items()}
+    tables = {"http": table.http} if table.kind == "http" else {}
+    if table.kind == "panel":
+        tables = {f"panel.{name}": http for name, http in table.panel.items()}
+    else:
+        del found["oracle.combine"]
+    for key, http in tables.items():
+        asked = {} if http is None else http.model_dump(mode="json", exclude=_WORK_OF_HTTP)
+        found |= {f"oracle.{key}.{name}": value for name, value in asked.items()}
     changed = {key: value for key, value in found.items() if _ADDED.get(key, ...) != value}
     return MadeWith(LABEL_CODE, changed)
 

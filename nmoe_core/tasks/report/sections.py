@@ -12,6 +12,7 @@ from loader.plan.file import load_plan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.config.run import Run
+from nmoe_core.labels.compare import panel_agreement
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.quality.calibration.graded import read_grading_summary
 from nmoe_core.quality.calibration.summary_file import read_calibration
@@ -239,6 +240,12 @@ def _plots(found: Iterable[Html]) -> Html:
 
 def _labels(corpus: Corpus) -> Iterator[object]:
     rows = labelling_of(corpus.run).without_key().account()
+    if agreement := panel_agreement(corpus.run.tree, corpus.run.config.oracle.panel):
+        yield paragraph(
+            "How far the raters of the panel agree: Krippendorff's alpha of squared differences, "
+            "with a 95 % interval, over the n documents that several of them scored."
+        )
+        yield table(list(agreement[0]), [list(row.values()) for row in agreement])
     if not rows:
         yield paragraph("No model was asked: the labels cost nothing.")
         return

@@ -17,6 +17,7 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.config.run import Run
+from nmoe_core.labels.compare import panel_agreement
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.quality.calibration.graded import read_graded, read_grading_summary, scored_by
@@ -66,6 +67,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "heads": {} if is_off else scoreboard(run),
         "cost": [] if is_off else grader_costs(run),
         "labels": [] if is_off else labelling_of(run).without_key().account(),
+        "raters": panel_agreement(run.tree, run.config.oracle.panel),
         "dropping": calibration.get("dropping"),
         "thresholds": {key: calibration[key] for key in THRESHOLDS if key in calibration},
         "plan": {

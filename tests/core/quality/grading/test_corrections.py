@@ -104,7 +104,7 @@ def test_people_s_agreement_is_told_with_the_number_of_documents_that_several_co
     row = next(row for row in facts["agreement"] if row["dimension"] == "density")
     table = np.array([[0, 1, np.nan], [2, 2, 3]])
     assert row["alpha"] == pytest.approx(alpha(table), abs=1e-6)
-    assert (row["n"], row["people"]) == (2, 3)
+    assert (row["n"], row["raters"]) == (2, 3)
     assert row["low"] is None, "no interval below ten documents"
 
 

@@ -115,6 +115,7 @@ ELSEWHERE = (
     *("curation.packing", "curation.resume_from_token", "curation.stability"),
     *("heads.probe.blocks", "heads.use_salvaged"),
     *("oracle.engine.", "oracle.http.", "oracle.kind", "oracle.relabel", "oracle.rubric"),
+    *("oracle.panel", "oracle.combine"),
     *(
         "oracle.extract_embedded",
         "prep.dtype",
