@@ -332,14 +332,14 @@ def test_a_sample_of_earlier_labels_counts_only_documents_whose_labels_are_of_th
     labelling.run_all()
     for i in range(8):
         labelling.run_again(i, 3)
-    asked = (merge_noise(labelling.tree, "val") or {})["asked"]
+    asked = (merge_noise(labelling.tree, "val") or {})["kinds"]["order"]["asked"]
     # Labelled again without the sample: one shard has none of its documents, one other texts.
     for i, more in enumerate(({"doc_id": "another"}, {"text_sha256": "0" * 64})):
         path = labelling.shard(i, "val") / "scores.jsonl"
         asked -= len(read_rows(path.with_name("relabelled") / path.name))
         path.with_name("summary.json").unlink()
         path.write_text(json_lines(row | more for row in read_rows(path)))
-    assert (merge_noise(labelling.tree, "val") or {})["asked"] == asked > 0
+    assert (merge_noise(labelling.tree, "val") or {})["kinds"]["order"]["asked"] == asked > 0
 
 
 def test_pending_running_and_done_are_told_apart(labelling: Labelling, tmp_path: Path) -> None:
