@@ -142,6 +142,7 @@ class HttpOracle(MeasuredOracle):
         body = self.request(question)
         most_tokens = len(body) // BYTES_PER_TOKEN + (self.max_new or 0)
         tries = 0
+        is_alone = False  # whether others were answered between failures of this document
         seen = math.inf, 0
         while True:
             await flow.enter(most_tokens)
@@ -172,6 +173,7 @@ class HttpOracle(MeasuredOracle):
             is_over = False
             if reply.kind == "failure":
                 tries += 1
+                is_alone |= flow.has_answered_since_failure(i)
                 if reply.status >= 500:
                     flow.failed()
                 if reply.reason == "timeout":
@@ -188,7 +190,7 @@ class HttpOracle(MeasuredOracle):
                 raise self._down(flow, reply, f"an answer within {table.max_outage_s:g} s")
             if is_over or tries == table.max_attempts:
                 expected = f"an answer to one of {MAX_FAILED_IN_A_ROW} documents"
-                return self._result(reply), self._down(flow, reply, expected)
+                return self._result(reply), None if is_alone else self._down(flow, reply, expected)
             if reply.kind == "failure":
                 await asyncio.sleep(backoff_s(tries, self._rng))
 

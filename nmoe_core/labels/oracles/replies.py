@@ -193,6 +193,7 @@ class Flow:
         self._open_at = self._halved_until = 0.0
         self._down_since: float | None = None
         self._num_pauses = 0
+        self._failed_at: dict[int, int] = {}  # answers before the first failure of each document
         self._slow: dict[int, float] = {}  # first timeout of each document since the last answer
         # Below `_safe`, the limit grows by one per answer; above `_safe`, by one per `limit`
         # answers.
@@ -274,6 +275,11 @@ class Flow:
         if 4 * len(self._slow) > self._limit:
             self._safe = self._limit
         return len(self._slow) if now - since > self._max_outage_s else 0
+
+    def has_answered_since_failure(self, document: int) -> bool:
+        """Whether another document was answered since the first failure of this one, which is now
+        if there was none before."""
+        return self.num_answered > self._failed_at.setdefault(document, self.num_answered)
 
     def failed(self) -> None:
         """Halve the limit because the server failed; once for requests that fail together."""

@@ -134,3 +134,19 @@ def test_an_account_without_credit_ends_the_run_in_the_servers_words(server: Jud
 def test_a_name_that_does_not_exist_ends_the_run_at_once(server: JudgeServer) -> None:
     with refused("E-LABEL-ORACLE", naming=["cannot connect", "base_url"]):
         server.ask(documents_of(4), base_url=f"https://{MODEL}.invalid/v1")
+
+
+def test_many_documents_that_always_fail_are_no_outage_if_others_are_answered(
+    server: JudgeServer, tmp_path: Path
+) -> None:
+    texts = documents_of(60)
+    bad = set(texts[:40])
+
+    def behave(document: str, nth: int) -> Reply:
+        return Reply(b"<html>") if document in bad else answers(document, nth)
+
+    server.behave = behave
+    flags = ["--set=oracle.http.max_attempts=2", "--set=oracle.http.max_outage_s=5"]
+    assert label(server, tmp_path, texts, *flags) == 0
+    assert reasons(tmp_path) == {"stop": 20, "not_json": 40}
+    assert max(server.asked.values()) <= 2 * 2
