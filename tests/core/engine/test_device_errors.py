@@ -44,7 +44,7 @@ def labelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int],
     """Makes a labelled project of so many documents, whose work is committed after each batch."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.setattr(fit, "SAVE_INTERVAL_S", 0.0)
-    monkeypatch.setattr("nmoe_core.quality.kept_states.PART_TOKENS", 1024)
+    monkeypatch.setattr("nmoe_core.quality.kept_states.PART_TOKENS", 256)
     monkeypatch.setattr("nmoe_core.quality.grading.grade.BUFFER_BATCHES", 1)
     judge = TINY["heads"]["judge"] | {"epochs": 2, "batch_size": 16}
     heads = TINY["heads"] | {"probe": {"epochs": 2}, "judge": judge}
