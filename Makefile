@@ -28,10 +28,19 @@ $(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
 	mkdir -p -m 700 $(DAGSTER_HOME)
 	cp $< $@
 
+# With BACKBONE=smollm2, a real backbone, which the first run downloads; without it, no network.
+ifdef BACKBONE
+demo: SETTINGS := $(addprefix --set ,backbone.kind=checkpoint backbone.checkpoint=$(BACKBONE) \
+	backbone.moe_backend=int8 root=build/demo-$(BACKBONE))
+endif
 demo: setup  ## the main job on real text found on this machine
 	$(BIN)/python -m nmoe_core.cli.project.write_docstrings build/demo/input/docstrings.jsonl
+ifdef BACKBONE
+	$(BIN)/nmoe run --config $(NMOE_CONFIG) $(SETTINGS)
+else
 	$(BIN)/dagster job execute -m nmoe_assets.definitions -j pipeline
-	$(BIN)/nmoe report --config $(NMOE_CONFIG) --sample 10
+endif
+	$(BIN)/nmoe report --config $(NMOE_CONFIG) $(SETTINGS) --sample 10
 
 # Two processes share the test files; one thread each, as they would fight over the cores otherwise.
 # In the order of directories, the longest files come early: no process waits for the other's last.
