@@ -133,6 +133,9 @@ class CurationTable(StrictModel):
     read."""
     resume_from_token: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     """Number of tokens that training has read, by source id; only with `stability = "resume"`."""
+    topics_from: Literal["terms", "backbone"] = "terms"
+    """What topics are made of: `terms`, tf-idf of tokens with a truncated SVD; or `backbone`, the
+    mean of the rows of the backbone's embedding table."""
     num_topics: int = Field(default=30, ge=2)
     """Number of topics of the topic model."""
     sample_documents: int = Field(default=100_000, ge=1)

@@ -13,6 +13,7 @@ from loader.plan.build import build_plan
 from loader.plan.check import check_steps
 from nmoe_core.audit.plans.remix import with_remixes
 from nmoe_core.base.atomic import replacing, write_bytes
+from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import Identity, file_identity
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -24,6 +25,8 @@ from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.tasks.report.curate_pictures import topic_pictures
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from loader.plan.records import LoaderPlan
     from nmoe_core.curate.topics.assign import TopicSettings
     from nmoe_core.curate.topics.embed import EmbeddingTable
@@ -167,10 +170,13 @@ def plan_bytes(run: Run, plan: LoaderPlan) -> bytes:
 
 
 def embedding_table(run: Run) -> EmbeddingTable:
-    """The run's embedding table, opened once per process, and again if its files change."""
+    """The run's embedding table: the terms of its topic model, which need that model only when rows
+    are read, or the backbone's table, opened once per process and again if its files change."""
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.engine.weights.weight_files import checkpoint_files
 
+    if run.config.curation.topics_from == "terms":
+        return EmbeddingTable.of_terms(functools.partial(_terms, run.tree.topic_model))
     path = run.tree.checkpoint
     identities = [file_identity(file) for file in checkpoint_files(path)]
     known = tuple(identity for identity in identities if identity is not None)
@@ -178,6 +184,23 @@ def embedding_table(run: Run) -> EmbeddingTable:
     if len(known) < len(identities):
         return EmbeddingTable.open(path, model=model)
     return _opened(path, known, model)
+
+
+def _terms(path: Path) -> np.ndarray:
+    from nmoe_core.curate.topics.model import load_topic_model
+    from nmoe_core.curate.topics.terms import term_table
+
+    model = load_topic_model(path)
+    if model.terms is None:
+        raise CurationError(
+            "the topic model is not made of terms",
+            where=path,
+            found=model.header["embedding"],
+            do='set [curation] topics_from = "backbone", or fit it again: '
+            "`nmoe curate shards --refit`",
+            code="E-CURATION-BACKBONE",
+        )
+    return term_table(model.terms, model.header["vocab_size"])
 
 
 @functools.lru_cache(maxsize=1)

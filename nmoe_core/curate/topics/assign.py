@@ -35,6 +35,7 @@ from nmoe_core.curate.topics.model import (
     nearest_topics,
     save_tensors,
 )
+from nmoe_core.curate.topics.terms import DOCUMENTS, METHOD, TOKENS, fit_terms, term_table
 from nmoe_core.shards.documents import ShardFile, open_entry, require_undamaged, shard_files
 from nmoe_core.shards.manifest import documents_digest
 
@@ -65,7 +66,8 @@ def fit_topic_model(
 ) -> Result:
     """Cluster a sample of the training documents; write `tree.topic_model`.
 
-    Memory: twice `sample_documents` float32 rows of the table's width. Each source is sampled in
+    Memory: twice `sample_documents` float32 rows of the table's width. A table of terms is fitted
+    first, and stored with the centroids. Each source is sampled in
     proportion to its number of documents. If all sources together have at most `sample_documents`
     documents, all documents are used. Raises CurationError if there are fewer documents with text
     than topics (E-CURATION-TOPICS), or if an embedding is not finite (E-CURATION-EMBEDDING).
@@ -77,6 +79,12 @@ def fit_topic_model(
     with replacing(path):
         changed = not path.exists() or load_topic_model(path).header["fingerprints"] != fingerprints
         if changed:
+            tensors: dict[str, np.ndarray] = {}
+            vocab_size = max(manifest.vocab_size for manifest in manifests)
+            if table.method == METHOD:
+                tensors["terms"] = _fit_terms(tree, manifests, settings.seed)
+                fitted = term_table(tensors["terms"], vocab_size)
+                table = EmbeddingTable.of_terms(lambda: fitted)
             rows = _sample(tree, manifests, table, settings)
             if len(rows) < settings.num_topics:
                 raise CurationError(
@@ -94,13 +102,14 @@ def fit_topic_model(
                 "seed": settings.seed,
                 "embedding": table.method,
                 "backbone": table.backbone,
+                "vocab_size": vocab_size,
                 "sources": sources,
                 "num_documents": sum(m.total_documents for m in manifests),
                 "fingerprints": fingerprints,
                 "num_sampled": len(rows),
                 "count_per_topic": counts,
             }
-            save_tensors(path, {"centroids": centroids}, header)
+            save_tensors(path, {"centroids": centroids, **tensors}, header)
         model = load_topic_model(path)
     counts = model.header["count_per_topic"]
     facts = {
@@ -150,7 +159,7 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             where=f"{shard.source} {shard.name}",
             found=table.backbone,
             expected=model.header["backbone"],
-            do="fit the topic model again, or set the backbone that the model was fitted on",
+            do="fit the topic model again, or set [curation] topics_from and the backbone as then",
             code="E-CURATION-BACKBONE",
         )
     manifest = load_manifest(shard.manifest)
@@ -208,6 +217,15 @@ def sampled_documents(
                 file = open_entry(tree.data, manifest, entry)
                 yield file, file.spans[chosen[low:high] - first]
             first += entry.num_documents
+
+
+def _fit_terms(tree: Tree, manifests: list[Manifest], seed: int) -> np.ndarray:
+    texts = [
+        file.tokens[start : min(end - 1, start + TOKENS)].astype(np.int64)
+        for file, spans in sampled_documents(tree, manifests, DOCUMENTS, seed)
+        for start, end in spans.tolist()
+    ]
+    return fit_terms(texts, seed)
 
 
 def _sample(

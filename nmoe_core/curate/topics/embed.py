@@ -20,6 +20,7 @@ import numpy as np
 
 from loader.files.regular import open_file, regular
 from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.topics.terms import METHOD
 from nmoe_core.text.models import ModelIds
 
 if TYPE_CHECKING:
@@ -82,6 +83,13 @@ class EmbeddingTable:
         """
         load = partial(read_table, checkpoint, max_width)
         return cls(table_digest(checkpoint), load, max_width, model)
+
+    @classmethod
+    def of_terms(cls, load: Callable[[], Any]) -> EmbeddingTable:
+        """A table of terms, which is fitted with the topic model that holds it."""
+        table = cls("none", load)
+        table.method = METHOD
+        return table
 
     @cached_property
     def rows(self) -> torch.Tensor:

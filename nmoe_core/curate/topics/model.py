@@ -34,6 +34,7 @@ class TopicModel:
     centroids: np.ndarray  # the mean of each topic: float32 [num_topics, hidden]
     digest: str  # SHA-256 of the file
     header: dict[str, Any]  # format, settings, documents sampled, fingerprints
+    terms: np.ndarray | None = None  # if documents are embedded by terms: see `fit_terms`
 
 
 def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
@@ -114,8 +115,8 @@ def load_topic_model(path: Path) -> TopicModel:
     """Read a topic model. Raises CurationError if the file is missing or has another format
     (E-CURATION-MODEL)."""
     do = "delete the file if it exists, and fit the topic model"
-    tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do)
-    return TopicModel(tensors["centroids"], sha256_file(path), header)
+    tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do, ("terms",))
+    return TopicModel(tensors["centroids"], sha256_file(path), header, tensors.get("terms"))
 
 
 def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]) -> None:
@@ -128,10 +129,15 @@ def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, A
 
 
 def load_tensors(
-    path: Path, expected_format: str, names: tuple[str, ...], do: str
+    path: Path,
+    expected_format: str,
+    names: tuple[str, ...],
+    do: str,
+    optional: tuple[str, ...] = (),
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read the finite float32 matrices (`mean` is a vector) and the header that `save_tensors`
-    wrote. Raises CurationError if the file is missing or has another format (E-CURATION-MODEL)."""
+    wrote; `optional` ones may be absent. Raises CurationError if the file is missing or has another
+    format (E-CURATION-MODEL)."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -139,7 +145,8 @@ def load_tensors(
             header = json_value((file.metadata() or {}).get("header", "{}"))
             if header.get("format") != expected_format:
                 raise ValueError(f"format {header.get('format')!r}")
-            tensors = {name: file.get_tensor(name) for name in names}
+            present = [*names, *(name for name in optional if name in file.keys())]  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in present}
         for name, tensor in tensors.items():
             is_matrix = tensor.dtype == np.float32 and tensor.ndim == 2 - (name == "mean")
             if not is_matrix or not np.isfinite(tensor).all():

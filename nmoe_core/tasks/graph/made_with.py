@@ -15,6 +15,7 @@ from loader.files.format import read_json_object
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, recorded
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.curate.topics.terms import METHOD
 from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys
 
 # Settings that curated shards record in their fingerprints only if used.
@@ -111,7 +112,10 @@ def grades(shard: ShardPaths, asked_grader: str) -> Settings:
 
 def topic_model(header: Settings) -> Settings:
     """Settings that the topic model records."""
-    return _named(header.get("fingerprints") or {}, _TOPIC_KEYS)
+    made = header.get("fingerprints") or {}
+    is_of_terms = made.get("embedding") == METHOD
+    found = {"curation.topics_from": "terms" if is_of_terms else "backbone"} if made else {}
+    return found | _named(made, _TOPIC_KEYS)
 
 
 def duplicates(tree: Tree) -> Settings:

@@ -166,6 +166,7 @@ def topic_model(run: Run) -> MadeWith:
     return MadeWith(
         MODEL_FORMAT,
         {
+            "curation.topics_from": table.topics_from,
             "curation.num_topics": table.num_topics,
             "curation.sample_documents": table.sample_documents,
             "seed": run.loader.seed,

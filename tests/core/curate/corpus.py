@@ -101,7 +101,7 @@ class Corpus:
             "root": ".",
             "seq_len": seq_len,
             "backbone": {"checkpoint": "backbone"},
-            "curation": {"num_topics": 6} | (curation or {}),
+            "curation": {"num_topics": 6, "topics_from": "backbone"} | (curation or {}),
         }
         return write_project(self.root, [jsonl_source("web", [])], settings).run
 
