@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from nmoe_core.base.intervals import (
     spearman_interval,
     within_interval,
 )
+from nmoe_core.quality.heads.metrics import selection_metrics
 
 SIZES = (10, 30, 130, 500)
 PAGE = Path("docs/statistics.md")
@@ -227,6 +228,14 @@ def _gain(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> float:
     return (spearman(ours, oracle) or 0.0) - (spearman(theirs, oracle) or 0.0)
 
 
+def _of_fifth(name: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+    return lambda a, b: selection_metrics(a, b)[name]
+
+
+FIFTHS = tuple(
+    Figure(f"{end} fifth", _of_fifth(name), _of_fifth(f"{name}_ci95"), PAIRS)
+    for end, name in (("top", "precision_top_fifth"), ("bottom", "false_drops_bottom_fifth"))
+)
 FIGURES = (
     Figure("share", _ratio, _share, {f"share {share}": hits(share) for share in SHARES}),
     Figure("share of tokens", _ratio, ratio_interval, RATIOS),
@@ -236,6 +245,7 @@ FIGURES = (
     Figure("AUC", auc, auc_interval, CLASSES),
     Figure("quadratic kappa", concordance, concordance_interval, GRADES),
     Figure("alpha", alpha, alpha_interval, RATED),
+    *FIFTHS,
 )
 
 

@@ -261,11 +261,15 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         return
     split = "test" if any(found["test"] for found in heads.values()) else "val"
     measured = {kind: found[split] for kind, found in heads.items() if found[split]}
-    names = ("auc_better_half", "precision_top_fifth", "false_drops_bottom_fifth")
     rows = []
     for kind, found in measured.items():
         ranked = (_with_interval(found, f"spearman{of}") for of in ("", "_within_source"))
-        rows.append([kind, found["n"], *ranked, *(_two(found[name]) for name in names)])
+        shares = [_two(found[name]) for name in ("auc_better_half", "precision_top_fifth")]
+        last = _with_interval(found, "false_drops_bottom_fifth")
+        rows.append([kind, found["n"], *ranked, *shares, last])
+        if found.get("num_alike"):
+            rest = _with_interval(found, "spearman_not_alike")
+            rows.append(["- not alike", found["n"] - found["num_alike"], rest, *[None] * 4])
     for found in [*measured.values()][-1:]:
         for name in ("source", "length"):
             alone = _two(found[f"spearman_{name}_only"])
@@ -274,14 +278,17 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         ceiling = _with_interval(found, "noise_ceiling")
         rows.append(["noise ceiling, estimated", twice, ceiling, *[None] * 4])
     header = [split, "documents", "Spearman (95 %)", "within source (95 %)", "AUC", "top fifth"]
-    print_table([*header, "bottom fifth"], rows)
+    print_table([*header, "bottom fifth (95 %)"], rows)
     print("Spearman: with the oracle's scores, on documents outside the training labels", end="")
     print("; test labels are not used to choose a grader" if split == "test" else "")
     print("AUC: how often a document of the oracle's better half ranks above one of the other half")
+    top, bottom = (_two(found.get(f"chance_{end}_fifth")) for end in ("top", "bottom"))
+    print("not alike: without documents that resemble one used in training")
+    print(f"top fifth: share of the grader's top fifth in the oracle's, with ties; by chance {top}")
     print(
-        "top fifth: share of the grader's top fifth in the oracle's top fifth too; by chance 0.20"
+        f"bottom fifth: share of the grader's bottom fifth that is in the oracle's better half; "
+        f"by chance {bottom}"
     )
-    print("bottom fifth: share of the grader's bottom fifth that is in the oracle's better half")
     print(_cost(costs))
 
 

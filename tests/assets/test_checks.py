@@ -139,6 +139,16 @@ def test_a_calibration_that_is_off(run: Run, values: Any, expected: str) -> None
         assert expected in failed(checks.check_calibration(run))
 
 
+def test_a_source_with_another_share_than_in_the_calibration_is_named(run: Run) -> None:
+    count = 1000
+    rows = [{"source": "all", "documents": count}, {"source": "code", "documents": count}]
+    with edited(run.tree.calibration_summary, keep_by_source=rows, documents_report=count):
+        found = checks.check_plan(run, run_sources(run))["keep_rate_of_all"]
+    assert not found.passed
+    assert "but 100.0% of the documents of the calibration" in found.found
+    assert checks.check_plan(run, run_sources(run))["keep_rate_of_all"].passed
+
+
 def test_grades_that_do_not_cover_the_shard_fail(run: Run) -> None:
     summary = run.tree.quality / "docs" / "shard_0000" / "summary.json"
     with edited(summary, kept=0):

@@ -121,11 +121,13 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     of the lowest-scored fifth that is in the oracle's better half; a random order reaches
     `chance_bottom_fifth`. Shares have Clopper-Pearson intervals over the documents of the fifth.
     They are approximate, because the edge of the fifth depends on the sample too. Intervals are
-    None below `MIN_ITEMS` documents.
+    None below `MIN_ITEMS` documents. That of the top fifth is None too if several documents tie at
+    the edge of the oracle's best fifth: another sample may count all of them as inside or outside.
     """
     better = oracle > np.median(oracle)
     count = max(1, round(TOP_SHARE * len(oracle)))
-    best = oracle >= np.sort(oracle)[-count]
+    last = np.sort(oracle)[-count]
+    best = oracle >= last
 
     def highest(scores: np.ndarray, hits: np.ndarray) -> float:
         # The order among equal scores is arbitrary, so each tied document counts in part.
@@ -137,13 +139,14 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     def interval(share: float) -> Interval | None:
         return exact_interval(share * count, count) if len(oracle) >= MIN_ITEMS else None
 
+    is_tied = (oracle == last).sum() > 1
     precision = highest(given, best)
     false_drops = highest(-given, better)
     return {
         "auc_better_half": rounded(auc(given, better)),
         "auc_better_half_ci95": auc_interval(given, better),
         "precision_top_fifth": rounded(precision),
-        "precision_top_fifth_ci95": interval(precision),
+        "precision_top_fifth_ci95": None if is_tied else interval(precision),
         "chance_top_fifth": rounded(best.mean()),
         "false_drops_bottom_fifth": rounded(false_drops),
         "false_drops_bottom_fifth_ci95": interval(false_drops),

@@ -212,24 +212,36 @@ def _digests(run: Run) -> Verdicts:
 
 def _keep_rate_of_all(run: Run, sources: list[str]) -> Verdict:
     """Compare the share of all documents that are kept with the share that calibration kept of its
-    sample."""
+    sample, and the share of each source with its share of the sample: thresholds and their bound on
+    false drops are valid for documents like the sample."""
     from nmoe_core.quality.calibration.graded import read_grading_summary
     from nmoe_core.quality.calibration.summary_file import read_calibration
 
-    kept = total = 0
+    kept = 0
+    totals = dict.fromkeys(sources, 0)
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
             summary = read_grading_summary(shard.graded)
             kept = kept + summary["kept"]
-            total = total + summary["total"]
+            totals[source] += summary["total"]
+    total = max(sum(totals.values()), 1)
     calibrated = read_calibration(run.tree.calibration_summary)
     expected = calibrated["achieved_keep"]
     count = calibrated.get("documents_report", calibrated.get("count_report", calibrated["count"]))
     # A sample that keeps nothing has no variance of its own, so both samples are pooled.
-    pooled = (expected * count + kept) / max(count + total, 1)
+    pooled = (expected * count + kept) / (count + total)
     margin = sampling_margin(run, pooled, count, total)
-    found = share_within(kept / max(total, 1), expected - margin, expected + margin)
-    return replace(found, found=f"{found.found}; {count} labels cannot show a smaller difference")
+    found = share_within(kept / total, expected - margin, expected + margin)
+    said = f"{found.found}; {count} labels cannot show a smaller difference"
+    moved = []
+    in_sample = {row["source"]: row["documents"] for row in calibrated.get("keep_by_source", ())}
+    for source, number in totals.items() if in_sample else ():
+        of_sample = in_sample.get(source, 0)
+        width = sampling_margin(run, (of_sample + number) / (count + total), count, total)
+        if abs(number / total - of_sample / count) > width:
+            moved.append(f"{source} is {number / total:.1%} of the documents, but")
+            moved[-1] += f" {of_sample / count:.1%} of the documents of the calibration"
+    return replace(found, passed=found.passed and not moved, found="; ".join([said, *moved]))
 
 
 def _integrity(manifests: Iterable[Path]) -> Verdict:

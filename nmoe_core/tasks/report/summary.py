@@ -33,6 +33,7 @@ _RANKED += ("false_drops_bottom_fifth", "spearman_student", "gain_over_student")
 _SCOREBOARD = ("n", *_RANKED, *(f"{name}_ci95" for name in _RANKED), "mae_aggregate")
 _SCOREBOARD += ("spearman_source_only", "spearman_length_only", "noise_ceiling")
 _SCOREBOARD += ("noise_ceiling_ci95", "noise_ceiling_documents")
+_SCOREBOARD += ("chance_top_fifth", "chance_bottom_fifth")
 _SCOREBOARD += ("num_alike", "spearman_not_alike", "spearman_not_alike_ci95")
 Row = dict[str, str | int | float]
 
