@@ -282,7 +282,8 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     print("Spearman: with the oracle's scores, on documents outside the training labels", end="")
     print("; test labels are not used to choose a grader" if split == "test" else "")
     print("AUC: how often a document of the oracle's better half ranks above one of the other half")
-    top, bottom = (_two(found.get(f"chance_{end}_fifth")) for end in ("top", "bottom"))
+    chances = next(iter(measured.values()), {})
+    top, bottom = (_two(chances.get(f"chance_{end}_fifth")) for end in ("top", "bottom"))
     print("not alike: without documents that resemble one used in training")
     print(f"top fifth: share of the grader's top fifth in the oracle's, with ties; by chance {top}")
     print(
