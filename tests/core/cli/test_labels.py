@@ -34,7 +34,7 @@ def test_documents_are_sliced_labelled_watched_and_merged_without_a_run_configur
     assert merged["train"]["labels"] == counts["all"]["train"]
     assert merged["val"]["labels"] == counts["all"]["val"]
     noise = json.loads((labels / "merged" / "noise_val.json").read_text())
-    assert noise["mae"] == 0.0
+    assert noise["kinds"]["order"]["mae"] == 0.0
     assert main(["hydra", "status", "--labels", str(labels), "--slices", str(slices)]) == 0
     assert "24 shards: 24 DONE, 0 RUNNING, 0 PENDING" in capsys.readouterr().out
 

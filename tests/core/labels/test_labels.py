@@ -1,4 +1,5 @@
 import dataclasses
+import gc
 import json
 import random
 import shutil
@@ -68,6 +69,7 @@ def test_memory_does_not_grow_with_the_length_of_the_answers(tmp_path: Path) -> 
         if num_done in (500, 1500):
             oracle.asked.clear()
             oracle.attempts.clear()
+            gc.collect()
             bytes_at[num_done] = tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
