@@ -129,5 +129,9 @@ class Requests:
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        # A closed transport notifies its protocol in the next round of the loop.
-        await asyncio.sleep(0)
+        # Closed transports, and replies that were not read to their end, are released by tasks that
+        # the next rounds of the loop start.
+        for _ in range(3):
+            await asyncio.sleep(0)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)

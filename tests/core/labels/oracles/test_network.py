@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import gc
 import gzip
 import ssl
 import zlib
@@ -246,3 +247,15 @@ def test_the_query_of_an_address_is_in_no_message_and_no_record(
     assert "set base_url" in shown
     kept = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any("s3cret" in text for text in (shown, *kept))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_reply_that_is_not_read_to_its_end_leaves_nothing_open(
+    server: JudgeServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoding, body, reason = BROKEN[name]
+    server.always(Reply(body, headers={"Content-Encoding": encoding}))
+    with refused("E-LABEL-ORACLE-DOWN", naming=[reason]):
+        server.ask(["a", "b", "c"], max_attempts=1)
+    gc.collect()
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
