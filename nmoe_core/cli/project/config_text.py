@@ -75,8 +75,9 @@ max_doc_tokens = 512     # only the first tokens of a document are scored, also 
 [grading]
 grader = {grader}
 
-# The backbone is a frozen model for topics, probe and judge. `tiny` is a placeholder with random
-# weights; a real one:
+# The backbone is a frozen model for probe and judge. `tiny` is a placeholder with random weights; a
+# real one instead of `kind`:
+#   checkpoint = "smollm2"                         (a small one, downloaded by the first run)
 #   checkpoint = "/data/checkpoints/gpt-oss-20b"   (or a Llama or Qwen3 directory), device = "cuda"
 [backbone]
 kind = "tiny"
