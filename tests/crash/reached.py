@@ -175,6 +175,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.text.harmony:encoding",
         "nmoe_core.text.vocabulary:ensure_vocabulary",
         "nmoe_core.text.vocabulary:keep",
+        "nmoe_core.quality.grading.anchors:write_anchored_rubric",
     ),
     "test_a_model_is_downloaded_once_and_its_licence_is_kept": (
         "nmoe_core.engine.weights.fetch.get:_from_wheel",
@@ -185,7 +186,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_partition_is_rebuilt_to_the_same_bytes_without_touching_its_directory_by_hand": (
         "nmoe_core.tasks.graph.records:forget",
     ),
-    "test_torn_tail_is_cut_and_writing_goes_on": ("nmoe_core.labels.corrections:correct_label",),
+    "test_torn_tail_is_cut_and_writing_goes_on": ("nmoe_core.labels.corrections:_append",),
     "test_kills_at_random_moments_lose_no_byte": (
         "nmoe_core.prep.journal:Journal._commit",
         "nmoe_core.prep.run:prep_shards",
