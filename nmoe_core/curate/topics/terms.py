@@ -43,7 +43,12 @@ def fit_terms(texts: Sequence[np.ndarray], seed: int) -> np.ndarray:
     weights = np.log((1 + len(texts)) / (1 + frequencies)) + 1
     unit = normalize(counts.multiply(weights).tocsr())
     with threadpool_limits(limits=1):  # sums over several threads differ from run to run
-        _, _, vectors = randomized_svd(unit, width, n_iter=5, random_state=seed)
+        _, _, vectors = randomized_svd(
+            unit,
+            width,
+            n_iter=5,
+            random_state=seed,  # pyright: ignore[reportArgumentType]
+        )
     return np.column_stack([terms, (vectors * weights).T]).astype(np.float32)
 
 
