@@ -52,7 +52,8 @@ def page() -> str:
 
 def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in model.model_fields.items():
-        if inner := nested_model(field.annotation):
+        inner = nested_model(field.annotation)
+        if inner and get_origin(field.annotation) is not dict:
             yield prefix + name, inner
             yield from _tables(inner, f"{prefix}{name}.")
 

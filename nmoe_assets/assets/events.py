@@ -128,7 +128,7 @@ def materialize_partitions(
         log_partitions(context, inputs, made)
         checks.log_unchecked(context, list(made))
         raise wait_for_lock() from next(iter(outcome.locked.values()))
-    log_partitions(context, inputs, made)
+    log_partitions(context, inputs, made, is_complete=not outcome.failed)
     if not outcome.failed:
         yield dg.MaterializeResult(metadata={SUPPRESS_DEFAULT_EVENT: True})
     yield from checks.results_of_partitions(context, list(made))
@@ -198,15 +198,19 @@ def log_partitions(
     inputs: CurrentInputs,
     made: Mapping[str, PartitionResult],
     seen: Mapping[dg.AssetKey, str] | None = None,
+    *,
+    is_complete: bool = False,
 ) -> None:
-    """Log a materialisation of each partition with the tags of Dagster's own events, unless its
-    newest event says the same (`unchanged`).
+    """Log a materialisation of each partition with the tags of Dagster's own events. If the work is
+    complete, a partition whose newest event says the same gets none (`unchanged`); otherwise
+    Dagster would count such a partition as failed.
 
     Args:
         context: The asset's context.
         inputs: The inputs, as read before the work began.
         made: The results by partition key.
         seen: Versions of external inputs that this run read; recorded if they are new.
+        is_complete: Whether all partitions of the run were made.
     """
     for external, version in (seen or {}).items():
         _log_external(context, external, version)
@@ -216,7 +220,8 @@ def log_partitions(
         "dagster/code_version": code_version or context.run.run_id,
         "dagster/data_version_is_user_provided": "true",
     }
-    same = unchanged(context, {key: one.data_version for key, one in made.items()})
+    versions = {key: one.data_version for key, one in made.items()}
+    same = unchanged(context, versions) if is_complete else set()
     left = [
         dg.AssetMaterialization(
             asset_key=context.asset_key,

@@ -96,9 +96,8 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
             sample = table(summary.sample_documents(run, name, split, bucket))
             page = {**facts, **sample, **pass_facts}
             parts[f"{bucket:04d}"] = PartitionResult(result.digest, page)
-        log_partitions(
-            context, inputs, parts, {asset_key(run, [name, "documents"]): made.source_revision}
-        )
+        seen = {asset_key(run, [name, "documents"]): made.source_revision}
+        log_partitions(context, inputs, parts, seen, is_complete=True)
         yield dg.MaterializeResult(metadata={SUPPRESS_DEFAULT_EVENT: True})
         yield from asset.own_checks.results_of_partitions(context, list(parts))
 

@@ -15,7 +15,7 @@ from nmoe_core.base.strict import validate
 from nmoe_core.cli.flags import add_earlier_flags, default_dtype
 from nmoe_core.cli.output import add_verb
 from nmoe_core.config.cache import checkpoint_dir
-from nmoe_core.tasks.backbone import require_checkpoint
+from nmoe_core.tasks.backbone import fetch_if_named
 from nmoe_core.tasks.generate.completions import complete_file
 from nmoe_core.tasks.generate.prompts import Prompts, Settings
 
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     shard = Shard.parse(arguments.shard)
     arguments.checkpoint = checkpoint_dir(Path(), str(arguments.checkpoint))
-    require_checkpoint(arguments.checkpoint)
+    fetch_if_named(arguments.checkpoint)
     prompts = Prompts(
         arguments.prompts,
         shard,

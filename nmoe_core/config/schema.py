@@ -113,14 +113,16 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """The keys of a table and of its nested tables."""
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
-        if inner is not None:
+        is_named = get_origin(field.annotation) is dict  # tables whose names the user chooses
+        if inner is not None and not is_named:
             yield from keys_of(inner, f"{prefix}{name}.")
             continue
-        parts = get_args(field.annotation)
+        annotation = field.annotation if inner is None else dict[str, Any]
+        parts = get_args(annotation)
         marks = [mark for part in parts for mark in getattr(part, "__metadata__", ())]
         is_path = IS_LOCAL in (*marks, *field.metadata)
         default = field.get_default(call_default_factory=True)
-        yield Key(prefix + name, field.annotation, default, _text_below(model, name), is_path)
+        yield Key(prefix + name, annotation, default, _text_below(model, name), is_path)
 
 
 def _text_below(model: type, name: str) -> str:

@@ -110,12 +110,17 @@ def require_checkpoints(run: Run) -> None:
         ids_for_model(run)
 
 
-def require_checkpoint(path: Path) -> None:
-    """Fetch the checkpoint if it is named; raise CheckpointError if it is missing."""
+def fetch_if_named(path: Path) -> None:
+    """Fetch the checkpoint if its path is that of a named model and it is not there yet."""
     if (name := fetched_name(path)) is not None:
         from nmoe_core.engine.weights.fetch.get import fetch
 
         fetch(name)
+
+
+def require_checkpoint(path: Path) -> None:
+    """Fetch the checkpoint if it is named; raise CheckpointError if it is missing."""
+    fetch_if_named(path)
     if not path.is_dir():
         raise CheckpointError(
             "no checkpoint at this path",

@@ -78,8 +78,7 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
     evaluated = done.get_asset_check_evaluations()
     assert {one.asset_key for one in evaluated} == {*own, copies}
     assert all(one.passed for one in evaluated)
-    pages = [one.metadata for one in made if one.asset_key.path[-1] == "own"]
-    assert all("data:image/png" in str(page["picture"].value) for page in pages)
+    assert "data:image/png" in picture_of(run, "web/attributes/own", "0001")
     kept = {
         source: [
             row["exact_of"]
@@ -91,7 +90,7 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
     assert kept["books"] == [None] * 20
     assert sorted(kept["web"]) == sorted(f"books//d{i}" for i in range(20))
     (page,) = [one.metadata for one in made if one.asset_key == copies]
-    assert "data:image/png" in str(page["exact_and_near"].value)
+    assert "data:image/png" in picture_of(run, "curation/duplicates")
     assert isinstance(page["copies"], dg.TableMetadataValue)
     assert [record.data for record in page["copies"].records] == [
         {"source": "web", "documents": "20", "exact": "20", "near": "0"},
@@ -266,7 +265,7 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
     rules = {"attributes.use": ["signals"], "curation.where": "n_words >= 40"}
     run = Run(own_project / "run.toml").with_settings(rules)
     (shown,) = _made(Run(own_project / "run.toml"), [plan]).get_asset_materialization_events()
-    drawn = str(shown.materialization.metadata["account_and_signals"].value)
+    drawn = picture_of(Run(own_project / "run.toml"), "mixture/loader_plan")
     assert "account of the run" in drawn
     assert "signals of" not in drawn, "no rule reads signals"
     rows = [record.data for record in shown.materialization.metadata["account"].records]
@@ -278,8 +277,9 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
         combine(run, source)
     (shown,) = _made(run, [plan]).get_asset_materialization_events()
     page = shown.materialization.metadata
-    assert "data:image/png" in str(page["account_and_signals"].value)
-    assert "signals of 3 sources" in str(page["account_and_signals"].value)
+    drawn = picture_of(run, "mixture/loader_plan")
+    assert "data:image/png" in drawn
+    assert "signals of 3 sources" in drawn
     rows = [record.data for record in page["composition"].records]
     assert {row["name"] for row in rows if row["kind"] == "source"} == {*sources}
     assert {row["kind"] for row in rows} >= {"source", "topic"}
@@ -287,7 +287,7 @@ def test_the_plan_shows_the_signals_and_the_composition_of_all_sources(own_proje
     (shown,) = _made(run, [plan]).get_asset_materialization_events()
     page = shown.materialization.metadata
     assert "selection.parquet: attribute file is missing" in str(page["not_shown"].value)
-    assert page.keys().isdisjoint({"account_and_signals", "composition"})
+    assert "composition" not in page
 
 
 def test_contamination_over_its_limit_stops_the_plan(own_project: Path) -> None:

@@ -133,12 +133,15 @@ def find_checkpoint(path: str | Path) -> Path:
             if file.suffix in PICKLE_SUFFIXES:
                 raise pickle_refused(file)
     is_gguf = root.suffix == ".gguf" or any(root.glob("*.gguf"))
+    do = "convert it: nmoe fetch FILE.gguf DIR" if is_gguf else "give the directory of these files"
     raise CheckpointError(
         "no checkpoint at this path",
         where=root,
         found="GGUF, which the engine does not read" if is_gguf else None,
         expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
-        do="give the directory with these files",
+        do="convert it: nmoe fetch FILE.gguf DIR"
+        if is_gguf
+        else "give the directory of these files",
         code="E-CHECKPOINT-MISSING",
     )
 

@@ -24,7 +24,7 @@ _ITEM = re.compile(
     r'\s*(?P<key>"(?:[^"\\]|\\.)*")\s*:\s*(?:"(?:[^"\\]|\\.)*"|(?P<grade>[^\s,}]+))\s*[,}]',
     re.DOTALL,
 )
-_DIGIT = re.compile(rb"\s*(\d)(?:[\s,}].*)?", re.DOTALL)
+_DIGIT = re.compile(r"\s*(\d)(?:[\s,}].*)?", re.DOTALL | re.ASCII)
 Token = tuple[bytes, dict[bytes, float]]  # what was written, and the probabilities of what could be
 
 
@@ -65,7 +65,7 @@ def expected_scores(
         k = scale.names.index(name)
         mass = dict.fromkeys(range(scale.lowest[k], scale.highest[k] + 1), 0.0)
         for token, chance in chances.items():
-            digit = _DIGIT.fullmatch(token.removeprefix(begun))
+            digit = _DIGIT.fullmatch(token.removeprefix(begun).decode("latin-1"))
             if digit is not None and int(digit[1]) in mass:
                 mass[int(digit[1])] += chance
         total = sum(mass.values())

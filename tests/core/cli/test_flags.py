@@ -35,6 +35,8 @@ VALUES = {
     "oracle.http.base_url": "http://127.0.0.1/v1",
     "oracle.http.max_reply_bytes": "4096",
     "oracle.http.api_key_env": "ORACLE_KEY",
+    "oracle.http.proxy": "http://127.0.0.1:8080",
+    "oracle.kind": "http",
     "oracle.http.reasoning_effort": "none",
     "calibration.target_drop": "0.125",
     "calibration.target_unit": "tokens",
@@ -81,13 +83,16 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-TYPED = [key.name for key in run_keys().values() if key.annotation != Any]
+# `oracle.panel` holds tables, whose keys are those of `oracle.http`.
+NOT_TYPED = ("oracle.panel",)
+TYPED = [k.name for k in run_keys().values() if k.annotation != Any and k.name not in NOT_TYPED]
 
 
 @pytest.mark.parametrize("name", TYPED)
 def test_set_takes_every_key_of_the_schema_with_its_type(name: str) -> None:
     key = run_keys()[name]
     before = WHOLE | ({"curation.stability": "resume"} if "resume_from" in name else {})
+    before |= {"oracle.http.grades": "expected"} if name.endswith("min_grade_mass") else {}
     name += ".web" * (get_origin(key.annotation) is dict)
     found, value = setting(f"{name}={other_value(key)}")
     run = Run(None, before | {found: value})
@@ -235,6 +240,7 @@ TEXTS = {
     *("base_url", "model", "accept_model", "api_key_env"),
     *("only", "where", "query", "columns", "family", "old", "new", "url", "remove", "command"),
     *("stop", "date", "tasks", "rebuild", "correct", "scores", "by", "note", "why", "sentence"),
+    *("show", "withdraw"),
 }
 TAKES_URLS = {("verify", "manifest"), ("info", "manifest"), ("explain", "plan")}
 IS_A_HASH = {("run", "plan")}

@@ -127,7 +127,9 @@ def test_the_embedding_table_is_read_once_for_any_number_of_shards(
     monkeypatch.setattr(EmbeddingTable, "open", opened)
     monkeypatch.setattr("nmoe_core.curate.topics.model.load_topic_model", lambda path: None)
     tree = SimpleNamespace(checkpoint=checkpoint, topic_model=checkpoint)
-    run: Any = SimpleNamespace(tree=tree, paths=tree, tokenizer=TokenizerSettings())
+    curation = SimpleNamespace(topics_from="backbone")
+    config = SimpleNamespace(curation=curation)
+    run: Any = SimpleNamespace(tree=tree, paths=tree, config=config, tokenizer=TokenizerSettings())
     for _ in range(8):
         assert curate.assign_shard_topics(run, "web", []) == {}
     assert opened.call_count == 1

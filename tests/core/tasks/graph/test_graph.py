@@ -58,6 +58,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "attributes.embedding.max_tokens": (5, {"embedding"}),
     "backbone.dtype": ("bfloat16", {"embedding"}),
     "curation.where": ("n_words > 9", {"selection", "curated"}),
+    "curation.topics_from": ("backbone", {"topic_model", "topics", "curated"}),
     "curation.num_topics": (5, {"topic_model", "topics", "curated"}),
     "curation.sample_documents": (200, {"topic_model", "topics", "curated"}),
     "curation.order": ("shuffle", {"curated", "curated_manifest", "loader_plan"}),
