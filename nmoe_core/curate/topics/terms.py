@@ -46,8 +46,8 @@ def fit_terms(texts: Sequence[np.ndarray], seed: int) -> np.ndarray:
         _, _, vectors = randomized_svd(
             unit,
             width,
-            n_iter=5,
-            random_state=seed,  # pyright: ignore[reportArgumentType]
+            n_iter=5,  # pyright: ignore[reportArgumentType]
+            random_state=seed,
         )
     return np.column_stack([terms, (vectors * weights).T]).astype(np.float32)
 

@@ -139,9 +139,7 @@ def find_checkpoint(path: str | Path) -> Path:
         where=root,
         found="GGUF, which the engine does not read" if is_gguf else None,
         expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
-        do="convert it: nmoe fetch FILE.gguf DIR"
-        if is_gguf
-        else "give the directory of these files",
+        do=do,
         code="E-CHECKPOINT-MISSING",
     )
 

@@ -33,7 +33,10 @@ def topic_model(run: Run, sources: list[str]) -> Look:
         return Look(then, then)
     now = topic_fingerprints(run.tree, sources, embedding_table(run), topic_settings(run))
     old, new = (made_with.topic_model({"fingerprints": made or {}}) for made in (then, now))
-    inputs = {"documents": "manifests", "backbone": "hydra/backbone", "embedding": "hydra/backbone"}
+    inputs = {"documents": "manifests"}
+    # If the setting has changed, it is the reason for another embedding, not the backbone.
+    if old.get("curation.topics_from") == new.get("curation.topics_from"):
+        inputs |= {"backbone": "hydra/backbone", "embedding": "hydra/backbone"}
     return Look(then, now, old, new, inputs)
 
 
