@@ -50,6 +50,11 @@ class Recorded:
         found = storage.get_latest_tags_by_partition(key, _MADE, [DATA_VERSION])
         return {partition: tags[DATA_VERSION] for partition, tags in found.items()}
 
+    def last_time(self, key: dg.AssetKey) -> float:
+        """When the newest event of an asset was logged, in seconds; 0 without one."""
+        last = self._last.get(key)
+        return 0.0 if last is None else last.timestamp
+
     def outdated(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that need an event: they have none, or the newest event of the
         asset has other code, or the version of an input has changed since."""
@@ -104,6 +109,14 @@ class Recorded:
         return {partition for partition, tags in now.items() if before.get(partition) != tags}
 
 
+def _last_failure(context: dg.AssetExecutionContext) -> float:
+    """When the newest run of the job that did not succeed ended, in seconds; 0 without one."""
+    statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+    of_job = dg.RunsFilter(job_name=context.run.job_name, statuses=statuses)
+    found = context.instance.get_run_records(of_job, limit=1)
+    return (found[0].end_time or 0.0) if found else 0.0
+
+
 def _tag(made: dg.AssetMaterialization | None, name: str) -> str:
     return ((made.tags if made else None) or {}).get(name, "")
 
@@ -126,11 +139,15 @@ def read_partitions(graph: AssetGraph, node: Any, parent: dg.AssetKey) -> set[st
 
 def unchanged(context: dg.AssetExecutionContext, versions: Mapping[str, str]) -> set[str]:
     """The partitions among newly made outputs whose newest event already says all: it has the same
-    data version, code and versions of inputs. Empty in a run whose requester waits for events."""
+    data version, code and versions of inputs. Empty in a run whose requester waits for events, and
+    after a run of the job that failed: Dagster counts its partitions as failed until they have an
+    event."""
     if any(tag in context.run.tags for tag in _NEEDS_EVENTS):
         return set()
     key = context.asset_key
     recorded = Recorded(context.instance, context.job_def.asset_layer.asset_graph, [key])
+    if recorded.last_time(key) < _last_failure(context):
+        return set()
     before = recorded.versions(key)
     same = {one for one, version in versions.items() if before.get(one) == version}
     return same - recorded.outdated(key) if same else same

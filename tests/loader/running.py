@@ -63,3 +63,9 @@ def running(plan: Path, steps: int, *modules: str) -> Iterator[Examples]:
         command, stdin=-1, stdout=-1, stderr=-3, text=True, env=environment
     ) as process:
         yield Examples(process, plan, steps)
+        assert process.stdin is not None
+        process.stdin.close()  # the process ends, unless one of its ranks does not
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()

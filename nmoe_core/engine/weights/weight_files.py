@@ -133,13 +133,12 @@ def find_checkpoint(path: str | Path) -> Path:
             if file.suffix in PICKLE_SUFFIXES:
                 raise pickle_refused(file)
     is_gguf = root.suffix == ".gguf" or any(root.glob("*.gguf"))
-    do = "convert it: nmoe fetch FILE.gguf DIR" if is_gguf else "give the directory of these files"
     raise CheckpointError(
         "no checkpoint at this path",
         where=root,
         found="GGUF, which the engine does not read" if is_gguf else None,
         expected=f"{CONFIG_NAME} and *.safetensors in it, in original/ or in original/original/",
-        do=do,
+        do="give the directory with these files, or convert a GGUF file: nmoe fetch FILE.gguf DIR",
         code="E-CHECKPOINT-MISSING",
     )
 
@@ -210,6 +209,6 @@ def _bad_file(
         where=path,
         found=found,
         expected=expected,
-        do=do,
+        do="give the directory with these files, or convert a GGUF file: nmoe fetch FILE.gguf DIR",
         code="E-CHECKPOINT-FILE",
     )
