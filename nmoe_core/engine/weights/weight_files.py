@@ -209,6 +209,6 @@ def _bad_file(
         where=path,
         found=found,
         expected=expected,
-        do="give the directory with these files, or convert a GGUF file: nmoe fetch FILE.gguf DIR",
+        do=do,
         code="E-CHECKPOINT-FILE",
     )

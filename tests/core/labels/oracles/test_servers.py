@@ -146,7 +146,7 @@ def test_many_documents_that_always_fail_are_no_outage_if_others_are_answered(
         return Reply(b"<html>") if document in bad else answers(document, nth)
 
     server.behave = behave
-    flags = ["--set=oracle.http.max_attempts=2", "--set=oracle.http.max_outage_s=5"]
+    flags = ["--set=oracle.http.max_attempts=2", "--set=oracle.http.max_outage_s=60"]
     assert label(server, tmp_path, texts, *flags) == 0
     assert reasons(tmp_path) == {"stop": 20, "not_json": 40}
     assert max(server.asked.values()) <= 2 * 2
