@@ -12,6 +12,7 @@
 | `event_files` | the files of a deleted run are deleted too | none | an empty SQLite file stays for each run that `retention` deleted |
 """  # noqa: E501
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -94,14 +95,17 @@ def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, locati
         instance.run_storage.replace_job_origin(stored, origin)
 
 
-def change_commands_of_dev(changes: Mapping[str, str]) -> None:
-    """Replace words in the commands of the processes that `dagster dev` starts."""
+def change_commands_of_dev(changes: Mapping[str, str], variables: Mapping[str, str]) -> None:
+    """Replace words in the commands of the processes that `dagster dev` starts. A process whose
+    command changes gets these variables too."""
     from dagster._cli import dev
 
     names = dev.__dict__
     start = names["open_ipc_subprocess"]
 
     def start_changed(parts: Sequence[str], **options: Any) -> Any:
+        if not changes.keys().isdisjoint(parts):
+            options["env"] = os.environ | variables
         return start([changes.get(part, part) for part in parts], **options)
 
     names["open_ipc_subprocess"] = start_changed

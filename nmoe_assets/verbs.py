@@ -2,6 +2,7 @@
 
 import importlib.resources
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import console, task_jobs
 from nmoe_assets.ops.pipeline import step_error
+from nmoe_assets.ops.restarts import NEW_TOKEN, keep_running
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
@@ -147,9 +149,10 @@ def _print_failure(name: str, outcome: dg.ExecuteInProcessResult) -> None:
 
 
 def serve(run: Run, port: int) -> int:
-    """Replace this process by `dagster dev` of the project, whose webserver asks for a token.
-    Raises ConfigError if the port is in use (E-CONFIG-PORT), or `.env` sets variables that decide
-    which code runs (E-CONFIG-ENVIRONMENT)."""
+    """Run `dagster dev` of the project, whose webserver asks for a token, until interrupted. If one
+    of its processes was killed, it is started again, and its address stays. Raises ConfigError if
+    the port is in use (E-CONFIG-PORT), or `.env` sets variables that decide which code runs
+    (E-CONFIG-ENVIRONMENT)."""
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -172,9 +175,8 @@ def serve(run: Run, port: int) -> int:
     arguments = [*quiet, *arguments, *loaded_from, *served, "--log-level", "warning"]
     print("the UI starts; its address follows in a few seconds; Ctrl-C stops it", flush=True)
     os.chdir(run.base)
-    # A shell starts background processes with SIGINT ignored; Dagster would then ignore SIGTERM.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.execv(sys.executable, [sys.executable, *arguments])
+    os.environ[NEW_TOKEN] = secrets.token_urlsafe(24)
+    return keep_running([sys.executable, *arguments], "the UI")
 
 
 def _refuse_code(path: Path) -> None:

@@ -17,10 +17,12 @@ import uvicorn
 from nmoe_assets.dagster_private import change_commands_of_dev
 from nmoe_assets.ops.gate import LOOPBACK, gated
 from nmoe_assets.ops.pictures import with_pictures
+from nmoe_assets.ops.restarts import NEW_TOKEN
 
 # The address for Dagster's webserver. No server can listen on it, so without the gate Dagster
 # serves nothing.
 _NOWHERE = "nmoe.invalid"
+_TOKENS = ("NMOE_UI_TOKEN", NEW_TOKEN)
 
 
 def main() -> None:
@@ -32,7 +34,9 @@ def main() -> None:
     sys.argv[1:] = [*others, "--host", _NOWHERE, "--port", known.port]
     if others[:1] == ["dev"]:
         own = "nmoe_assets.ops.webserver"
-        change_commands_of_dev({"dagster_webserver": own, _NOWHERE: known.host})
+        # The processes of runs do not inherit the token.
+        tokens = {name: os.environ.pop(name) for name in _TOKENS if name in os.environ}
+        change_commands_of_dev({"dagster_webserver": own, _NOWHERE: known.host}, tokens)
         runpy.run_module("dagster", run_name="__main__", alter_sys=True)
         return
     _put_gate_before(known.host)
@@ -43,7 +47,7 @@ def _put_gate_before(host: str) -> None:
     """Let each app that uvicorn runs listen on this host, behind the gate."""
     run = uvicorn.run
     given = os.environ.pop("NMOE_UI_TOKEN", "").strip()
-    token = given or secrets.token_urlsafe(24)
+    token = given or os.environ.pop(NEW_TOKEN, "") or secrets.token_urlsafe(24)
     names = os.environ.get("NMOE_UI_HOSTS", "").replace(" ", "").split(",")
     hosts = [*LOOPBACK, host, *filter(None, names)]
 

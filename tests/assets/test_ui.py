@@ -1,11 +1,11 @@
 """What `nmoe ui` becomes; tests/assets/test_ui_access.py starts it."""
 
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
+from nmoe_assets import verbs
 from nmoe_assets.verbs import serve
 from tests.project import REPOSITORY, jsonl_source, write_project
 from tests.refusals import refused
@@ -13,12 +13,11 @@ from tests.refusals import refused
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The command lines that `serve` would become, with the environment of `os.environ`."""
+    """The command lines that `serve` would run, with the environment of `os.environ`."""
     found: list[list[str]] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", dict(os.environ) | {"DAGSTER_HOME": str(tmp_path / "home")})
-    monkeypatch.setattr(os, "execv", lambda program, arguments: found.append(arguments))
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(verbs, "keep_running", lambda command, name: found.append(command))
     return found
 
 

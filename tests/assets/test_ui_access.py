@@ -62,7 +62,7 @@ class Ui:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         variables = {name: os.environ[name] for name in os.environ if name != "DAGSTER_HOME"}
-        output = directory / "ui.log"
+        self.log = output = directory / "ui.log"
         with open(output, "wb") as log:
             command = [program_of("nmoe"), "ui", "--port", str(self.port), "--config", "run.toml"]
             self.process = subprocess.Popen(
@@ -136,6 +136,41 @@ def tcp_connections(process: psutil.Process) -> list[Any]:
 
 def wait(condition: Callable[[], Any], timeout_s: float = 240) -> Any:
     return Dagster.wait(condition, timeout_s, condition.__name__)
+
+
+@pytest.fixture
+def own_ui(tmp_path: Path) -> Iterator[Ui]:
+    started = Ui(tmp_path)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def test_after_a_kill_the_ui_is_started_again_and_browser_and_run_go_on(own_ui: Ui) -> None:
+    def daemons() -> set[int]:
+        found = own_ui.seen(lambda process: (process.pid, process.cmdline()))
+        return {pid for pid, words in found if "dagster._daemon" in words}
+
+    launched = own_ui.query(LAUNCH, p=PARAMETERS)["launchRun"]["run"]["runId"]
+    killed = daemons()
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    wait(lambda: daemons() - killed)
+
+    def has_succeeded() -> bool:
+        with suppress(OSError, http.client.HTTPException):
+            status = own_ui.query(RUN_STATUS, id=launched)["runOrError"]["status"]
+            assert status not in ("FAILURE", "CANCELED")
+            return status == "SUCCESS"
+        return False
+
+    wait(has_succeeded)
+    started = own_ui.seen(lambda process: process.pid)
+    own_ui.close()
+    assert own_ui.process.returncode == 0
+    wait(lambda: not [pid for pid in started if psutil.pid_exists(pid)])
+    assert "the UI ended by itself and is started again" in own_ui.log.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -253,6 +288,12 @@ def test_the_token_is_in_no_command_line_and_the_files_are_the_users_own(ui: Ui)
     commands = ui.seen(command_line)
     assert any("daemon" in command for command in commands)
     assert not any(ui.token in command for command in commands)
+    holders = ui.seen(lambda process: ui.token in process.environ().values() and process.cmdline())
+    # Not the daemon and the servers of code, whose environment runs inherit.
+    assert {" ".join(words[1:3]) for words in holders if words} <= {
+        "-W ignore:Function `dev_command` is superseded",
+        "-m nmoe_assets.ops.webserver",
+    }
     assert stat.S_IMODE(ui.home.stat().st_mode) == 0o700
     listening = set()
     for connections in ui.seen(tcp_connections):

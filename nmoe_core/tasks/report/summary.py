@@ -3,6 +3,8 @@
 Sample rows name documents by id and have no text, because the event log stores the rows.
 """
 
+from collections.abc import Mapping
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -13,6 +15,7 @@ from loader.files.format import load_manifest, read_json_object
 from loader.files.regular import open_file, read_file
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
+from loader.rows.stream import Stream
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
@@ -52,11 +55,12 @@ def run_report(run: Run) -> dict[str, Any]:
     calibration = {} if is_off else read_calibration(run.tree.calibration_summary)
     plan = load_plan(run.tree.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
+    passes = _passes(plan)
     names = [source.name for source in run_sources(run)]
     moved = composition(run, names).items()
     return {
         "root": str(run.tree.root),
-        "sources": [_source(run, plan, name) for name in names],
+        "sources": [_source(run, plan, name, passes) for name in names],
         "account": run_account(run, plan),
         "composition": {kind: most_moved(found) for kind, found in moved},
         "oracle": None
@@ -83,7 +87,7 @@ def run_report(run: Run) -> dict[str, Any]:
     }
 
 
-def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
+def _source(run: Run, plan: LoaderPlan, name: str, passes: Mapping[str, float]) -> dict[str, Any]:
     data = load_manifest(run.tree.manifest(name))
     curated = load_manifest(run.tree.curated_manifest(name))
     diversity = read_summary(run.tree.curation(name))["diversity"]["concat"]
@@ -103,17 +107,17 @@ def _source(run: Run, plan: LoaderPlan, name: str) -> dict[str, Any]:
         "curated": curated.total_documents,
         "curated_tokens": curated.total_tokens,
         "sequences": sum(quotas),
-        "epochs": _epochs(sum(quotas) * plan.seq_len, curated.total_tokens),
+        "epochs": round(sum(quotas) * passes[name], 2) if name in passes else None,
         "topics_before": diversity["before"]["mean"] if diversity["before"] else None,
         "topics_after": diversity["after"]["mean"] if diversity["after"] else None,
         "topics_ceiling": diversity["after"]["ceiling"] if diversity["after"] else None,
     }
 
 
-def _epochs(read_tokens: int, tokens: int) -> float | None:
-    """How often training reads a source's curated tokens; None if the source has no curated
-    tokens."""
-    return round(read_tokens / tokens, 2) if tokens else None
+def _passes(plan: LoaderPlan) -> dict[str, float]:
+    """Passes over each source in one of its sequences, as the loader counts them."""
+    with closing(Stream(plan, "train")) as stream:
+        return dict(zip(stream.source_names, stream.schedule.passes.tolist()))
 
 
 def head_headers(run: Run) -> dict[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ from loader.files.spans import DocumentIndex
 from loader.order.packing import PackedRows
 from loader.plan.file import load_plan
 from nmoe_core.cli import main
+from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.tasks.curate import make_plan
 from nmoe_core.tasks.report.account import NOT_ACCOUNTED, commit_account, run_account
@@ -96,6 +97,29 @@ def test_tokens_that_rows_leave_out_to_be_full_are_counted(odd: Project) -> None
         lost = curated.total_tokens - int(rows.row_tokens[0].sum())
         assert found["cropped to fill rows"] == lost > 0
         assert found["tokens of windows"] == rows.capacities[0] * plan.seq_len
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "best_fit_cropped"])
+def test_the_report_counts_epochs_as_the_loader_does(
+    odd: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str], packing: str
+) -> None:
+    project = copied(odd, tmp_path / "copy")
+    config = project.config.read_text()
+    project.config.write_text(f'packing = "{packing}"\n{config}')
+    run = Run(project.config)
+    make_plan(run, ["web", "books"], [])
+    plan = load_plan(run.tree.plan)
+    for row in said(capsys, "report", "--config", project.config)["sources"]:
+        taken = plan.taken()[row["source"]]
+        curated = load_manifest(run.tree.curated_manifest(row["source"]))
+        read = taken * plan.seq_len / curated.total_tokens
+        if packing != "concat":
+            crops = packing == "best_fit_cropped"
+            rows = PackedRows([curated], DocumentIndex([curated]), plan.seq_len, crops=crops)
+            in_rows = taken / rows.capacities[0]
+            assert in_rows > 1.01 * read if crops else in_rows < 0.99 * read
+            read = in_rows
+        assert row["epochs"] == pytest.approx(read, abs=0.02 * read + 0.006)
 
 
 def test_nmoe_plan_shows_how_often_training_reads_each_source_and_how_often_it_may(
