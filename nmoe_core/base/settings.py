@@ -13,11 +13,23 @@ DEFAULT_TOKENS_PER_SHARD = 500_000_000
 ExpertChoice = Literal["auto", "decoded", "packed", "grouped", "hub", "int8"]
 Dtype = Literal["auto", "uint32", "uint16"]
 Engine = Literal["auto", "gigatoken", "quicktok", "reference"]
-GraderKind = Literal["hydra", "student"]
+GraderKind = Literal["hydra", "student", "stacked"]
+"""`hydra`: the judge, behind the probe; `student`; `stacked`: the mean of student and probe."""
 TargetUnit = Literal["documents", "tokens"]
 TargetBy = Literal["all", "source", "language"]
 THRESHOLDS = ("tau_student", "tau_probe", "tau_drop", "tau_keep")
 """Fields of the thresholds of a calibration; older calibrations have no `tau_student`."""
+GRADER_NAMES = {
+    "hydra": "probe and judge",
+    "student": "the student",
+    "stacked": "student and probe together",
+}
+
+
+def last_grader(kind: object) -> str:
+    """The name of the score that decides, for the `grader` of a summary; older summaries name
+    none."""
+    return {"student": "student", "stacked": "student and probe"}.get(str(kind), "judge")
 
 
 def expert_fingerprints(choice: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.base.settings import THRESHOLDS
+from nmoe_core.base.settings import GRADER_NAMES, THRESHOLDS
 from nmoe_core.cli import labels
 from nmoe_core.cli.flags import add_run_flags, model_defaults, required, run_of, set_value
 from nmoe_core.cli.labels import Outputs, add_file_flags, add_task, named_file
@@ -294,9 +294,8 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
 
 
 def _cost(costs: list[dict[str, Any]]) -> str:
-    names = {"hydra": "probe and judge", "student": "student"}
     times = (
-        f"{names[cost['grader']]} {duration(3600 * cost['hours_per_million_documents'])}"
+        f"{GRADER_NAMES[cost['grader']]} {duration(3600 * cost['hours_per_million_documents'])}"
         for cost in costs
     )
     shown = ", ".join(times) or "not measured"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.settings import last_grader
 from nmoe_core.cli.flags import add_run_flags, number, project_file, run_of
 from nmoe_core.cli.output import add_verb, duration, in_line, print_json, print_table, size
 from nmoe_core.cli.stores import explain_plan
@@ -265,7 +266,7 @@ def _grade(facts: dict[str, Any]) -> str:
         return f"{grade['decision']}: not scored, the run has no grader"
     names = [name for name in ("student", "probe") if grade.get(f"q_{name}") is not None]
     early = "".join(f"{name} {grade[f'q_{name}']:.3f}, " for name in names)
-    by = "student" if facts.get("graded_by") == "student" else "judge"
+    by = last_grader(facts.get("graded_by"))
     if "failed" in grade:
         judge = f"failed: {grade['failed']}"
     elif grade["early_exit"]:

@@ -331,8 +331,9 @@ class GradingTable(StrictModel):
     """`[grading]`: scoring of all documents."""
 
     grader: Literal["hydra", "student", "auto", "none"] = "hydra"
-    """Model that scores: `hydra` (probe and judge), `student`, `auto` (the better of the two on
-    val), or `none`: documents are not labelled or scored, and each is kept."""
+    """Model that scores: `hydra` (probe and judge), `student`, `auto` (the best on val of these two
+    and the mean of student and probe), or `none`: documents are not labelled or scored, and each is
+    kept."""
     batch_size: int = Field(default=64, ge=1)
     """Batch size: documents scored together. With 1, only changed documents are scored again."""
     early_exit: bool = True

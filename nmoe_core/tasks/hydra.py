@@ -179,6 +179,9 @@ def load_grader(run: Run) -> Grader:
     calibration = calibration or load_calibration(run.tree.calibration)
     if kind == "hydra" and table.early_exit and calibration.student_digest:
         scorer = load_scorer(run, with_student=True)
+    if kind == "stacked":
+        student = load_student_scorer(run, reads_as_model=True)
+        scorer = replace(_load_heads(run), student=student, probe_weight=calibration.probe_weight)
     fitted = Grader.fitted(
         scorer, calibration, table.early_exit, allow_foreign=table.allow_foreign_calibration
     )

@@ -243,6 +243,8 @@ def _known_seconds(run: Run, documents: int) -> float | None:
     if not path.is_file() or not run.tree.calibration_summary.is_file():
         return None
     grader = read_json_object(run.tree.calibration_summary).get("grader", "hydra")
+    if grader == "stacked":  # the same pass of the backbone
+        grader = "hydra"
     for row in read_json_object(path)["graders"]:
         if row["grader"] == grader:
             return row["hours_per_million_documents"] * 3600 * documents / 1e6

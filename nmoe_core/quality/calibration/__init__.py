@@ -2,4 +2,4 @@
 
 # Version of the calibration code, defined in this module so that importing it does not import
 # torch.
-CALIBRATE_CODE = "calibrate/4"
+CALIBRATE_CODE = "calibrate/5"

@@ -301,10 +301,10 @@ def _fitted(
     fit, report, test = graders[0]
     for half in (fit, report):
         _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
-    # The same documents choose the grader and prove the bounds, so the allowed error is divided by
-    # the number of graders (Bonferroni).
-    targets = replace(targets, delta=DELTA / len(candidates))
     if choice:
+        # The same documents choose the grader and prove the bounds, so the allowed error is divided
+        # by the number of graders and weights that were tried (Bonferroni).
+        targets = replace(targets, delta=DELTA / choice["grader_choice"]["tried"])
         shown = [
             choice["grader_choice"][n] for n in ("report", "test") if n in choice["grader_choice"]
         ]
@@ -314,6 +314,7 @@ def _fitted(
             for split, point in zip(shown, points):
                 split["graders"][one.fit.grader] |= point
     summary = summarise(fit, report, targets, test)
+    stacked = {} if fit.probe_weight is None else {"probe_weight": fit.probe_weight}
     return {
         **summary,
         "num_failed_labels": labels.num_failed,
@@ -325,8 +326,9 @@ def _fitted(
         "scorer_version": labels.scorer.scorer_version,
         "labels_digest": labels.digest,
         "heads_digest": fit.heads_digest,
-        # Add the student's digest only if its threshold drops documents.
-        **({"student_digest": fit.student_digest} if summary.get("tau_student") else {}),
+        # Add the student's digest only if its threshold drops documents, or its scores count.
+        **({"student_digest": fit.student_digest} if summary.get("tau_student") or stacked else {}),
+        **stacked,
         "fingerprints": fingerprints,
     }
 

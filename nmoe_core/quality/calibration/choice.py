@@ -1,24 +1,30 @@
 """The choice between graders: `[grading] grader = "auto"` (docs/calibration.md).
 
 For each grader, the rank correlation of its aggregate with the oracle's is computed on the half of
-val on which thresholds are fitted. The grader whose correlation has the higher lower confidence
-bound is chosen; in a tie, the student. Both graders are measured on the other half and on the test
-slice. All comparisons use the same documents, on which neither grader was trained.
+val on which thresholds are fitted. The grader whose correlation has the highest lower confidence
+bound is chosen; in a tie, the student. If student and probe scored the same documents, their
+weighted mean is a third grader, with the best weight of `PROBE_WEIGHTS` by the same bound. All
+graders are measured on the other half and on the test slice. All comparisons use the same
+documents, on which no grader was trained.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nmoe_core.base.intervals import gain_interval, spearman, spearman_interval
+from nmoe_core.base.settings import GRADER_NAMES, GraderKind
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.rows import CalibrationRows
+from nmoe_core.quality.heads.head_files import stacked_digest
+from nmoe_core.quality.heads.scores import stacked
 
 # A grader's rows of val, and of test if test has labels.
 Candidate = tuple[CalibrationRows, CalibrationRows | None]
-_NAMES = {"hydra": "probe and judge", "student": "the student"}
+PROBE_WEIGHTS = (0.25, 0.5, 0.75)
 
 
 class Scored(NamedTuple):
@@ -32,19 +38,24 @@ class Scored(NamedTuple):
 
 def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any]]:
     """Order the graders, best first. Also return the facts of the choice, empty for a single
-    grader."""
+    grader; `tried` counts the graders and weights that were compared."""
     if len(candidates) == 1:
         val, test = candidates[0]
         return [Scored(*val.halves(), test)], {}
     found = _halved(candidates)
-    bounds = {rows.grader: _lower_bound(rows) for rows in _fresh([one.fit for one in found])}
-    found.sort(key=lambda one: (bounds[one.fit.grader], one.fit.grader == "student"), reverse=True)
-    chosen = found[0].fit.grader
-    facts = {"lower_bounds_fit": bounds}
-    report = _compared(_fresh([one.report for one in found]), chosen)
+    tried = [*found, *_stacked(found)]
+    bounds = [_lower_bound(rows) for rows in _fresh([one.fit for one in tried])]
+    ranks = [(bound, one.fit.grader == "student") for bound, one in zip(bounds, tried)]
+    best: dict[GraderKind, int] = {}
+    for i in sorted(range(len(tried)), key=ranks.__getitem__, reverse=True):
+        best.setdefault(tried[i].fit.grader, i)
+    found = [tried[i] for i in best.values()]
+    facts = {"lower_bounds_fit": {name: bounds[i] for name, i in best.items()}}
+    facts |= {"tried": len(tried)}
+    report = _compared(_fresh([one.report for one in found]))
     tests = [one.test for one in found if one.test is not None]
     if len(tests) == len(found):
-        facts["test"] = _compared(_fresh(tests), chosen)
+        facts["test"] = _compared(_fresh(tests))
     return found, {"grader_choice": {"sentence": _sentence(report), "report": report, **facts}}
 
 
@@ -57,6 +68,30 @@ def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
     # grader, so that documents that are equal for any grader are in the same half.
     keys = min((val.keys for val in vals), key=lambda keys: len(np.unique(keys)))
     return [Scored(*val.halves(keys), test) for val, test in zip(vals, tests)]
+
+
+def _stacked(found: Sequence[Scored]) -> list[Scored]:
+    """Student and probe together, once with each weight, if both scored the same documents."""
+    for fit, report, test in found:
+        if fit.probe is not None and fit.student is not None:
+            return [
+                Scored(_mixed(fit, w), _mixed(report, w), None if test is None else _mixed(test, w))
+                for w in PROBE_WEIGHTS
+            ]
+    return []
+
+
+def _mixed(rows: CalibrationRows, probe_weight: float) -> CalibrationRows:
+    assert rows.student is not None
+    assert rows.probe is not None
+    return replace(
+        rows,
+        judge=stacked(rows.student, rows.probe, probe_weight, rows.scale),
+        probe=None,
+        grader="stacked",
+        heads_digest=stacked_digest(rows.heads_digest, rows.student_digest, probe_weight),
+        probe_weight=probe_weight,
+    )
 
 
 def _shared(rows: Sequence[CalibrationRows]) -> list[CalibrationRows]:
@@ -75,9 +110,9 @@ def _lower_bound(rows: CalibrationRows) -> float:
     return -1.0 if interval is None else interval[0]
 
 
-def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]:
-    """Rank correlation of each grader with the oracle, and the difference between the chosen grader
-    and the other one."""
+def _compared(graders: Sequence[CalibrationRows]) -> dict[str, Any]:
+    """Rank correlation of each grader with the oracle, the difference between the chosen grader,
+    which is the first, and the next, and the difference between judge and probe."""
     oracle = graders[0].scale.aggregate(graders[0].oracle)
     scores = {rows.grader: rows.scale.aggregate(rows.judge) for rows in graders}
     figures = {
@@ -87,7 +122,7 @@ def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]
         }
         for name, given in scores.items()
     }
-    (other,) = scores.keys() - {chosen}
+    chosen, other = [*scores][:2]
     ours = figures[chosen]["spearman"]
     theirs = figures[other]["spearman"]
     return {
@@ -97,26 +132,50 @@ def _compared(graders: Sequence[CalibrationRows], chosen: str) -> dict[str, Any]
         "other": other,
         "difference": None if ours is None or theirs is None else rounded(ours - theirs),
         "difference_ci95": gain_interval(scores[chosen], scores[other], oracle),
+        **_judge_over_probe(graders, oracle),
     }
 
 
+def _judge_over_probe(graders: Sequence[CalibrationRows], oracle: np.ndarray) -> dict[str, Any]:
+    """How much better the judge ranks than the probe."""
+    for rows in graders:
+        if rows.probe is not None:
+            judge, probe = map(rows.scale.aggregate, (rows.judge, rows.probe))
+            own = spearman(judge, oracle)
+            other = spearman(probe, oracle)
+            gain = None if own is None or other is None else rounded(own - other)
+            found = {"judge_over_probe": gain}
+            return found | {"judge_over_probe_ci95": gain_interval(judge, probe, oracle)}
+    return {}
+
+
 def _sentence(report: dict[str, Any]) -> str:
-    """One sentence: the chosen grader, and its difference from the other grader on documents that
-    the choice did not use."""
+    """The chosen grader, its difference from the next on documents that the choice did not use, and
+    whether the judge is better than the probe."""
     chosen = report["chosen"]
-    other = report["other"]
-    said = {"hydra": "Probe and judge grade", "student": "The student grades"}
-    shown = ", ".join(
-        f"{_NAMES[name]} {_shown(report['graders'][name])}" for name in (chosen, other)
-    )
-    found = f"{said[chosen]}. Spearman with the oracle on {report['documents']} documents that the "
+    graders = report["graders"].items()
+    shown = ", ".join(f"{GRADER_NAMES[name]} {_shown(figures)}" for name, figures in graders)
+    said = GRADER_NAMES[chosen].capitalize()
+    said += " grades" if chosen == "student" else " grade"
+    found = f"{said}. Spearman with the oracle on {report['documents']} documents that the "
     found += f"choice did not see: {shown}; "
     if report["difference"] is None or report["difference_ci95"] is None:
         return found + "no difference can be given."
     low, high = report["difference_ci95"]
-    found += f"difference {report['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+    than = f" from {GRADER_NAMES[report['other']]}" if len(graders) > 2 else ""
+    found += f"difference{than} {report['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
     verdict = "" if low > 0 else ", which may be chance" if high >= 0 else ", so not the better one"
-    return f"{found}{verdict}."
+    return f"{found}{verdict}.{_of_judge(report)}"
+
+
+def _of_judge(report: dict[str, Any]) -> str:
+    """Whether the judge ranks better than the probe; empty if this is not known."""
+    if report.get("judge_over_probe_ci95") is None:
+        return ""
+    low, high = report["judge_over_probe_ci95"]
+    verdict = "better than" if low > 0 else "no better than" if high >= 0 else "worse than"
+    shown = f"{report['judge_over_probe']:+.3f} ({low:+.3f} to {high:+.3f})"
+    return f" The judge alone ranks {verdict} the probe: {shown}."
 
 
 def _shown(figures: dict[str, Any]) -> str:

@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.errors import CalibrationError, LabelError
+from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.labels.label_files import Labels
 from nmoe_core.labels.scores import QUALITY, Scale
 from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_graded, read_grading_summary
-from nmoe_core.quality.heads.head_files import heads_digest
+from nmoe_core.quality.heads.head_files import heads_digest, stacked_digest
 from nmoe_core.quality.heads.metrics import document_lengths, held_out
 from nmoe_core.quality.heads.scores import BUFFER_BATCHES, Corpus, Scorer, require_few_failed
 
@@ -41,7 +42,8 @@ class CalibrationRows:
     is int64 `[N]` in tokens, 0 if the id holds no token span. `groups` are strings `[N]` if groups
     have their own thresholds, else None. `is_held_out` (bool `[N]`) marks the rows that may be used
     for quality metrics. `left_out` counts, by reason, the documents that quality metrics exclude;
-    `trained_on` is None if it is not known.
+    `trained_on` is None if it is not known. If student and probe grade together, `judge` holds
+    their mean with the weight `probe_weight`, and `probe` is None: the probe alone drops nothing.
     """
 
     keys: np.ndarray
@@ -60,6 +62,7 @@ class CalibrationRows:
     student_digest: str = ""
     scale: Scale = QUALITY
     groups: np.ndarray | None = None
+    probe_weight: float | None = None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -166,8 +169,12 @@ def rows_from_predictions(path: Path, labels: Labels) -> CalibrationRows:
     if len(have_probe) > 1:
         raise _bad_prediction(path, "only some rows have probe scores")
     made_by = _grader_beside(path)
-    rows = _rows(labels, labels.doc_ids, probe if True in have_probe else None, judge, made_by)
+    rows = _rows(labels, labels.doc_ids, probe if True in have_probe else None, judge, made_by[:2])
     rows.left_out.update(left_out)
+    if made_by[0] == "stacked":
+        files = made_by[2]
+        weight = float(files["probe_weight"])
+        rows = replace(rows, probe=None, student_digest=files["student"], probe_weight=weight)
     return rows.take(np.isfinite(judge).all(axis=1))
 
 
@@ -246,21 +253,25 @@ def _given(
     raise _bad_prediction(path, f"{row['doc_id']}: {key} {scores}, {aggregate_key} {aggregated}")
 
 
-def _grader_beside(path: Path) -> tuple[GraderKind, str]:
-    """The grader that made the predictions, and the digest of its files, both from the summary
-    beside the predictions."""
+def _grader_beside(path: Path) -> tuple[GraderKind, str, Fingerprints]:
+    """The grader that made the predictions, the digest of its files, and the fingerprints of the
+    predictions, from the summary beside them."""
     directory = path.parent
     if not (directory / SUMMARY_NAME).is_file():
-        return "hydra", ""
+        return "hydra", "", {}
     is_committed = path.name == SCORES_NAME
     summary = read_graded(directory).summary if is_committed else read_grading_summary(directory)
     made_from = summary.get("fingerprints")
     made_from = made_from if isinstance(made_from, dict) else {}
     if {"probe", "judge"} <= set(made_from):
-        return "hydra", heads_digest(str(made_from["probe"]), str(made_from["judge"]))
+        digest = heads_digest(str(made_from["probe"]), str(made_from["judge"]))
+        if "probe_weight" not in made_from:
+            return "hydra", digest, made_from
+        weight = float(made_from["probe_weight"])
+        return "stacked", stacked_digest(digest, str(made_from["student"]), weight), made_from
     if "student" in made_from:
-        return "student", str(made_from["student"])
-    return "hydra", ""
+        return "student", str(made_from["student"]), made_from
+    return "hydra", "", made_from
 
 
 def _bad_prediction(path: Path, found: str) -> CalibrationError:

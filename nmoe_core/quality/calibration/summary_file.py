@@ -30,10 +30,11 @@ class Calibration:
     """A committed calibration: the scale with fitted weights, the thresholds, and the grader for
     which they were fitted.
 
-    `heads_digest` is the digest of both heads or of the student, depending on `grader`; empty if
-    the grader is not known. `rule` names the rule that made the file. `student_digest` is the
-    digest of the student that scores before the probe; empty without such a student. `groups` maps
-    each source or language (`target_by`) to its own thresholds, if it has any.
+    `heads_digest` is the digest of both heads, of the student, or of student and probe, depending
+    on `grader`; empty if the grader is not known. `rule` names the rule that made the file.
+    `student_digest` is the digest of the student that scores before the probe; empty without such a
+    student. `groups` maps each source or language (`target_by`) to its own thresholds, if it has
+    any. `probe_weight` is the probe's weight if student and probe grade together, else None.
     """
 
     path: Path
@@ -46,6 +47,7 @@ class Calibration:
     student_digest: str = ""
     target_by: TargetBy = "all"
     groups: Mapping[str, Thresholds] = field(default_factory=dict)
+    probe_weight: float | None = None
 
     def of(self, group: Group) -> Thresholds:
         """The thresholds for documents of a group."""
@@ -171,10 +173,14 @@ def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibra
     rule = value.get("rule")
     grader = value.get("grader", "hydra")
     student = value.get("student_digest", "")
-    is_known = isinstance(student, str) and bool(student) == (taus.tau_student > 0)
+    weight = value.get("probe_weight")
+    is_stacked = grader == "stacked"
+    has_student = taus.tau_student > 0 or is_stacked
+    is_known = isinstance(student, str) and bool(student) == has_student
+    is_known &= 0 < _number(weight) < 1 if is_stacked else weight is None
     if not isinstance(heads, str) or grader not in get_args(GraderKind) or not is_known:
         found = f"heads_digest = {heads!r}, grader = {grader!r}, student_digest = {student!r}"
-        raise _bad_calibration(path, found)
+        raise _bad_calibration(path, f"{found}, probe_weight = {weight!r}")
     return Calibration(
         path=path,
         digest=digest,
@@ -186,6 +192,7 @@ def calibration_of(value: Mapping[str, Any], path: Path, digest: str) -> Calibra
         student_digest=student,
         target_by=by,
         groups={row["group"]: _thresholds(path, row) for row in rows},
+        probe_weight=weight,
     )
 
 

@@ -322,3 +322,8 @@ def load_head(path: Path, model: Transformer, max_ctx: int) -> LoadedHead:
 def heads_digest(probe_digest: str, judge_digest: str) -> str:
     """The digest of a pair of head files."""
     return sha256_json({"probe": probe_digest, "judge": judge_digest})
+
+
+def stacked_digest(heads: str, student: str, probe_weight: float) -> str:
+    """The digest of student and probe that grade together; `heads` is the `heads_digest`."""
+    return sha256_json({"heads": heads, "student": student, "probe_weight": probe_weight})

@@ -159,8 +159,16 @@ class HeadScores:
         return cls(probe, judge, np.zeros(num_documents, np.bool_), student)
 
 
+def stacked(
+    student: np.ndarray, probe: np.ndarray, probe_weight: float, scale: Scale
+) -> np.ndarray:
+    """The weighted mean of stored scores `[N, D]` of student and probe, as files hold it."""
+    return scale.stored(probe_weight * probe + (1 - probe_weight) * student)
+
+
 class Scorer(Protocol):
-    """A grader: both heads over their backbone, or the student (`StudentScorer`)."""
+    """A grader: both heads over their backbone, student and probe, or the student
+    (`StudentScorer`)."""
 
     @property
     def kind(self) -> GraderKind: ...

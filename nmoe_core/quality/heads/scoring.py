@@ -1,4 +1,5 @@
-"""Runs documents through the backbone and both heads, with an early exit before each head.
+"""Runs documents through the backbone and both heads, with an early exit before each head; or
+through student and probe, whose weighted mean is then the last score.
 
 If a student scores first, the documents that it drops do not reach the backbone. The other
 documents run through the blocks up to the last one that the probe reads. Documents that the probe
@@ -24,9 +25,22 @@ from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Residual, Transformer
 from nmoe_core.labels.scores import QUALITY, Scale
 from nmoe_core.quality.heads.features import Batch, arithmetic, batches, device_of, finite_states
-from nmoe_core.quality.heads.head_files import bad_format, context_of, heads_digest, load_head
+from nmoe_core.quality.heads.head_files import (
+    bad_format,
+    context_of,
+    heads_digest,
+    load_head,
+    stacked_digest,
+)
 from nmoe_core.quality.heads.models import Judge, Probe
-from nmoe_core.quality.heads.scores import DocumentTokens, ExitRule, ExitRules, HeadScores, Scorer
+from nmoe_core.quality.heads.scores import (
+    DocumentTokens,
+    ExitRule,
+    ExitRules,
+    HeadScores,
+    Scorer,
+    stacked,
+)
 from nmoe_core.quality.heads.shapes import tap_of, taps_of
 
 
@@ -89,17 +103,19 @@ class HeadScorer:
     """The backbone and both heads; a batch has `batch_size` documents.
 
     If `student` is given, the student scores first. It must have been fitted on the same labels and
-    read the same token ids.
+    read the same token ids. With `probe_weight`, which needs a student, the judge does not run: the
+    weighted mean of student and probe is returned as `judge`.
     """
 
     model: Transformer
     heads: Heads
     batch_size: int = 32
     student: Scorer | None = None
+    probe_weight: float | None = None
 
     @property
     def kind(self) -> GraderKind:
-        return "hydra"
+        return "hydra" if self.probe_weight is None else "stacked"
 
     @property
     def max_ctx(self) -> int:
@@ -107,7 +123,9 @@ class HeadScorer:
 
     @property
     def digest(self) -> str:
-        return self.heads.digest
+        if self.probe_weight is None:
+            return self.heads.digest
+        return stacked_digest(self.heads.digest, self.student_digest, self.probe_weight)
 
     @property
     def scale(self) -> Scale:
@@ -119,7 +137,8 @@ class HeadScorer:
         files = {"probe": heads.probe_digest, "judge": heads.judge_digest}
         first = {} if self.student is None else self.student.fingerprints
         way = expert_fingerprints(self.model.runtime.experts.name)
-        return {"backbone": self.model.digest, **way, **files, **first}
+        weight = {} if self.probe_weight is None else {"probe_weight": repr(self.probe_weight)}
+        return {"backbone": self.model.digest, **way, **files, **first, **weight}
 
     @property
     def student_digest(self) -> str:
@@ -188,12 +207,17 @@ class HeadScorer:
         heads = self.heads
         failed = scores.failed
         last = heads.probe_taps[-1]
-        taps = {*heads.probe_taps, *([heads.judge_tap] if heads.judge_tap <= last else [])}
+        has_early = self.probe_weight is None and heads.judge_tap <= last
+        taps = {*heads.probe_taps, *([heads.judge_tap] if has_early else [])}
         states, batch = finite_states(self.model, batch, sorted(taps), failed)
         if not batch.rows:
             return
         read = [states[tap] for tap in heads.probe_taps]
         scores.probe[batch.rows] = _outputs(heads.probe, read, batch, documents, self.scale)
+        if self.probe_weight is not None:
+            both = scores.student[batch.rows], scores.probe[batch.rows]
+            scores.judge[batch.rows] = stacked(*both, self.probe_weight, self.scale)
+            return
         scores.exited[batch.rows] = exits(scores.probe[batch.rows], batch.rows)
         stays = np.flatnonzero(~scores.exited[batch.rows]).tolist()
         states, batch = batch.only(stays, states)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nmoe_core.base.settings import last_grader
 from nmoe_core.report.plots.png import (
     BLUE,
     GREEN,
@@ -158,6 +159,7 @@ def calibration_plot(summary: Mapping[str, Any]) -> bytes:
 
 
 def _keep_rate(axes: Axes, summary: Mapping[str, Any]) -> None:
+    grader = last_grader(summary.get("grader"))
     curve = np.asarray(summary["keep_curve"], float).reshape(-1, 2)
     axes.plot(curve[:, 1], 100 * curve[:, 0], color=BLUE)
     for name, color, style in (("tau_drop", RED, "--"), ("tau_keep", GREEN, "-")):
@@ -165,21 +167,17 @@ def _keep_rate(axes: Axes, summary: Mapping[str, Any]) -> None:
         axes.axvline(tau, color=color, linestyle=style, label=f"{name} = {tau:.3f}")
     axes.set(
         title=f"Share kept of {summary['count']:,} val documents",
-        xlabel=f"threshold on the {_grader(summary)}'s score (0 to 1)",
+        xlabel=f"threshold on the {grader}'s score (0 to 1)",
         ylabel="documents at or above it (%)",
         ylim=(0, 100),
     )
     legend_below(axes, 2)
 
 
-def _grader(summary: Mapping[str, Any]) -> str:
-    return "student" if summary.get("grader") == "student" else "judge"
-
-
 def _reliability(axes: Axes, summary: Mapping[str, Any]) -> None:
     bins = summary["reliability"]
     judge = [row["judge_mean"] for row in bins]
-    grader = _grader(summary)
+    grader = last_grader(summary.get("grader"))
     axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label=f"{grader} = oracle")
     oracle = [row["oracle_mean"] for row in bins]
     axes.plot(judge, oracle, color=BLUE, marker="o", markersize=4, label="oracle's mean score")

@@ -259,7 +259,7 @@ class GradeLooks:
     fitted for other heads, and HeadError if a head is missing."""
 
     def __init__(self, run: Run, calibration: Calibration) -> None:
-        from nmoe_core.quality.heads.head_files import heads_digest, read_header
+        from nmoe_core.quality.heads.head_files import heads_digest, read_header, stacked_digest
         from nmoe_core.tasks.hydra import ids_for_grader
 
         self._run = run
@@ -274,14 +274,22 @@ class GradeLooks:
             heads = sha256_file(path)
             self._digests: Fingerprints = {"student": heads}
         else:
-            for path in (run.tree.probe, run.tree.judge):
+            weight = calibration.probe_weight
+            for path in (
+                run.tree.probe,
+                run.tree.judge,
+                *[run.tree.student] * (weight is not None),
+            ):
                 read_header(path)
             self._digests = head_digests(run)
-            if table.early_exit and calibration.student_digest:
+            heads = heads_digest(self._digests["probe"], self._digests["judge"])
+            if calibration.student_digest and (table.early_exit or weight is not None):
                 calibration.require_student(student := sha256_file(run.tree.student))
                 self._digests["student"] = student
+                if weight is not None:
+                    self._digests["probe_weight"] = repr(weight)
+                    heads = stacked_digest(heads, student, weight)
             self.settings = run.config.heads.max_ctx, table.early_exit
-            heads = heads_digest(self._digests["probe"], self._digests["judge"])
         calibration.require_heads(heads, allow_foreign=table.allow_foreign_calibration)
         if (model := ids_for_grader(run, self.kind)) is not None:
             self._digests |= model.fingerprints

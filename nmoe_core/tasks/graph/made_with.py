@@ -99,7 +99,7 @@ def grades(shard: ShardPaths, asked_grader: str) -> Settings:
 
     made = _read(shard.graded / SUMMARY_NAME)
     found: dict[str, Any] = {}
-    if made.get("grader") == "hydra":
+    if made.get("grader") in ("hydra", "stacked"):
         names = {"max_ctx": "heads.max_ctx", "early_exit": "grading.early_exit"}
         found = dict(_named(made.get("settings", {}), names))
         backend = (made.get("fingerprints") or {}).get("experts", "")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nmoe_core.base.settings import last_grader
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.quality.calibration.graded import read_graded, scored_by
@@ -63,7 +64,7 @@ def _spread(numbers: np.ndarray, count: int) -> list[int]:
 def _read(run: Run, shard: ShardPaths, chosen: Sequence[int]) -> list[Sample]:
     wanted = set(chosen)
     graded = read_graded(shard.graded)
-    judge = "student" if graded.summary.get("grader") == "student" else "judge"
+    judge = last_grader(graded.summary.get("grader"))
     rows = {i: row for i, row in enumerate(graded.rows()) if i in wanted}
     reasons = why_left_out(run, shard, chosen)
     tokenizer = load_tokenizer(run.tokenizer)

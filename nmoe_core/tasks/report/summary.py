@@ -18,7 +18,7 @@ from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_summary
-from nmoe_core.base.settings import THRESHOLDS
+from nmoe_core.base.settings import THRESHOLDS, last_grader
 from nmoe_core.config.run import Run
 from nmoe_core.labels.compare import panel_agreement
 from nmoe_core.labels.jobs import labelling_of
@@ -161,7 +161,7 @@ def sample_grades(run: Run, source: str, bucket: int, count: int = 7) -> list[Ro
     the score and the grader that decided, and the probe's score."""
     graded = read_graded(run.tree.shard(source, bucket).graded)
     path = graded.path
-    judge = "student" if graded.summary.get("grader") == "student" else "judge"
+    judge = last_grader(graded.summary.get("grader"))
     with open_file(path) as file:
         scores = [orjson.loads(line)["aggregated"] for line in file]
     ranked = sorted(range(len(scores)), key=scores.__getitem__)
