@@ -56,6 +56,15 @@ class Split(NamedTuple):
         return Split(self.pooled[rows], tokens, self.scores[rows], self.sources[rows])
 
 
+def kept_states(run: Run) -> KeptStates:
+    """The states of a run's backbone, computed once."""
+    model = load_backbone(run)
+    blocks = probe_blocks(model.config.num_hidden_layers)
+    limit = int(run.config.heads.cache_gib * 2**30)
+    tap = tap_of("judge", model, run.config.heads.judge.tap)
+    return KeptStates(model, run.tree.heads / FEATURES_DIR, limit, blocks, tap)
+
+
 def read_split(run: Run, split: str, kept: KeptStates, most: int) -> Split:
     """At most so many labels of a split, drawn at random."""
     labels = read_labels(run.tree.merged_labels(split))
@@ -105,11 +114,8 @@ def told_sources(train: Split, test: Split, table: TokenTable) -> tuple[float, f
 
 def curve(run: Run, most: int) -> list[dict[str, Any]]:
     """A row per number of labels."""
-    model = load_backbone(run)
-    blocks = probe_blocks(model.config.num_hidden_layers)
-    limit = int(run.config.heads.cache_gib * 2**30)
-    tap = tap_of("judge", model, run.config.heads.judge.tap)
-    kept = KeptStates(model, run.tree.heads / FEATURES_DIR, limit, blocks, tap)
+    kept = kept_states(run)
+    blocks = kept.blocks
     pool = read_split(run, "train", kept, most)
     val, test = (read_split(run, split, kept, 10**9) for split in ("val", "test"))
     table = token_table(load_tokenizer(run.tokenizer))

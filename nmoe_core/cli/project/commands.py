@@ -325,7 +325,12 @@ def _show_report(report: dict[str, Any]) -> None:
 
 def _show_graders(report: dict[str, Any]) -> None:
     """Print how well the graders rank documents, and the thresholds."""
+    from nmoe_core.quality.few_labels import FEW_LABELS_SAID, few_labels_table
+
     show_scoreboard(report["heads"], report["cost"])
+    if report["few_labels"]:
+        print_table(*few_labels_table(report["few_labels"]))
+        print(textwrap.fill(FEW_LABELS_SAID, 112) + "\n")
     choice = report["grader_choice"]
     print(textwrap.fill(choice["sentence"] if choice else f"grader: {report['grader']}", 112))
     exits = ("tau_probe", "tau_student")  # 0 if no document exits early

@@ -11,6 +11,7 @@ from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.labels.label_files import Labels, read_labels
 from nmoe_core.labels.slices import data_digest
+from nmoe_core.quality.few_labels import Curve, few_labels
 from nmoe_core.quality.heads.metrics import head_metrics, held_out, require_same_scorer
 from nmoe_core.quality.heads.scores import Corpus, DocumentTokens
 from nmoe_core.text.near_copies import MIN_OVERLAP, near_copies
@@ -25,10 +26,10 @@ Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
 
 class Reported(NamedTuple):
     """The figures that a training reports: `metrics` on val and `test_metrics`, each empty without
-    labels; and the digests of contents that later metrics must exclude: train and its near
-    copies."""
+    labels, and `few_labels` if there is a curve; and the digests of contents that later metrics
+    must exclude: train and its near copies."""
 
-    figures: dict[str, dict[str, Any]]
+    figures: dict[str, Any]
     contents: np.ndarray
 
 
@@ -80,14 +81,16 @@ class Labelled:
         fitted: DocumentTokens,
         predict: Predict,
         beside: Mapping[str, Predict] | None = None,
+        curve: Callable[[DocumentTokens], Curve] | None = None,
     ) -> Reported:
         """Measure agreement on val and test. Documents are excluded if their content, or a near
         copy of it, is in train (for test: in train or val).
 
         `fitted` are the documents of train; `beside` are other graders by name, with whose scores
-        the head's are compared.
+        the head's are compared. `curve` scores the val documents after training on samples of the
+        labels.
         """
-        found: dict[str, dict[str, Any]] = {name: {} for name in _FIGURES.values()}
+        found: dict[str, Any] = {name: {} for name in _FIGURES.values()}
         used = fitted.digests()
         read = list(fitted.tokens)
         near = np.empty(0, np.int64)
@@ -107,6 +110,8 @@ class Labelled:
                 found[name] = head_metrics(predict(*given), others, labels, self.train, fresh)
                 if found[name]:
                     found[name]["num_near_copies"] = int(np.isin(contents, copies).sum())
+                if curve is not None and split == "val":
+                    found["few_labels"] = few_labels(curve(documents), labels, fresh.rows)
                 used = np.concatenate([used, contents])
                 read += documents.tokens
         return Reported(found, np.concatenate([fitted.digests(), near]))

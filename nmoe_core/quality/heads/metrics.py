@@ -30,6 +30,7 @@ from nmoe_core.labels.label_files import Labels
 from nmoe_core.labels.oracle import Scorer
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.agreement import agreement, baselines
+from nmoe_core.quality.few_labels import FEW_LABELS_SAID, few_labels_table
 from nmoe_core.text.near_copies import MIN_OVERLAP
 
 MIN_DOCUMENTS = 3
@@ -261,12 +262,20 @@ def head_card(name: str, digest: str, header: dict[str, Any]) -> str:
     lines = [f"# {name}", "", *(f"* {key}: {value}" for key, value in facts.items())]
     lines += ["", "## Val", ""]
     lines += _figures(header["metrics"]) or ["No val labels: agreement was not measured."]
+    if header.get("few_labels"):
+        columns, rows = few_labels_table(header["few_labels"])
+        lines += ["", FEW_LABELS_SAID, "", _row(columns), _row(["---"] * len(columns))]
+        lines += [_row(row) for row in rows]
     lines += ["", "## Test: only reported, never used to fit, choose or promote", ""]
     lines += _figures(header["test_metrics"], "test") or [
         "No test labels: agreement was not measured. No figure exists of documents that are "
         "untouched."
     ]
     return "\n".join([*lines, ""])
+
+
+def _row(cells: Sequence[object]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:

@@ -18,6 +18,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.tree import STUDENT_NAME
 from nmoe_core.labels.label_files import Labels
 from nmoe_core.labels.slices import source_manifest
+from nmoe_core.quality.few_labels import Curve, samples
 from nmoe_core.quality.heads import STUDENT_CODE
 from nmoe_core.quality.heads.head_files import (
     CONTENTS_KEY,
@@ -44,13 +45,14 @@ _SHAPES |= dict.fromkeys(_SCALARS, (NUM_SCALARS,))
 
 
 class LoadedStudent(NamedTuple):
-    """A student, the header of its file, the digests of its training documents, and its scores of
-    val and test by split."""
+    """A student, the header of its file, the digests of its training documents, its scores of val
+    and test by split, and the scores of val by students of fewer labels, by their number."""
 
     student: Student
     header: Header
     train_contents: np.ndarray
     scores: dict[str, np.ndarray]
+    curve: dict[int, np.ndarray]
 
 
 def token_table(tokenizer: Tokenizer) -> TokenTable:
@@ -100,7 +102,17 @@ def make_student(
             scores[split] = student.predict(documents.tokens, table)
             return scores[split]
 
-        reported = labelled.report(corpus, documents, predict)
+        curve: dict[int, np.ndarray] = {}
+
+        def fit_few(val: DocumentTokens) -> Curve:
+            for num, rows in samples(len(train.doc_ids)).items():
+                tokens = [documents.tokens[i] for i in rows.tolist()]
+                fitted = fit_student(tokens, train.scores[rows], table, train.scale)
+                curve[num] = fitted.predict(val.tokens, table)
+            every = {**curve, len(train.doc_ids): scores["val"]}
+            return {num: {"student": given} for num, given in every.items()}
+
+        reported = labelled.report(corpus, documents, predict, curve=fit_few)
         header = {
             "format": HEAD_FORMAT,
             "arch": {"kind": "student", "features": FEATURES},
@@ -119,7 +131,9 @@ def make_student(
             },
             "fingerprints": fingerprints,
         }
-        _write(path, student, header, reported.contents, scores)
+        arrays = {f"scores/{split}": values for split, values in scores.items()}
+        arrays |= {f"curve/{num}": values for num, values in curve.items()}
+        _write(path, student, header, reported.contents, arrays)
     return result_of(path, header)
 
 
@@ -137,8 +151,10 @@ def load_student(path: Path) -> LoadedStudent:
         raise HeadError("weights are not finite", where=path, code="E-HEAD-NONFINITE")
     scale = scale_of_head(path, header, len(own[1]))
     student = Student(*own, penalty=float(header["settings"]["penalty"]), scale=scale)
-    splits = {name.partition("/")[2]: v for name, v in arrays.items() if name.startswith("scores/")}
-    return LoadedStudent(student, header, arrays[CONTENTS_KEY], splits)
+    parts = [(*name.partition("/"), value) for name, value in arrays.items()]
+    splits = {name: value for kind, _, name, value in parts if kind == "scores"}
+    curve = {int(name): value for kind, _, name, value in parts if kind == "curve"}
+    return LoadedStudent(student, header, arrays[CONTENTS_KEY], splits, curve)
 
 
 def student_beside(heads_dir: Path, digests: Fingerprints) -> LoadedStudent | None:
@@ -175,5 +191,4 @@ def _write(
     arrays = {"weights": student.weights.astype(np.float16), "bias": student.bias}
     arrays |= {name: getattr(student, name) for name in _SCALARS}
     arrays |= {CONTENTS_KEY: np.unique(contents)}
-    arrays |= {f"scores/{split}": values for split, values in scores.items()}
-    write_tensors(path, arrays, HEADER_KEY, header, has_card=True)
+    write_tensors(path, arrays | dict(scores), HEADER_KEY, header, has_card=True)

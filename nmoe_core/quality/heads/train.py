@@ -21,6 +21,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.heads import HeadsTable
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME, STUDENT_NAME
 from nmoe_core.labels.label_files import Labels
+from nmoe_core.quality.few_labels import Curve, samples
 from nmoe_core.quality.heads import PASS_TOKENS, TRAIN_CODE
 from nmoe_core.quality.heads.head_files import (
     current_header,
@@ -30,7 +31,7 @@ from nmoe_core.quality.heads.head_files import (
     training_state,
 )
 from nmoe_core.quality.heads.labelled import REPORTED_ON, Labelled, Predict, Reported
-from nmoe_core.quality.heads.scores import Corpus, DocumentTokens
+from nmoe_core.quality.heads.scores import Corpus, DocumentTokens, stacked
 from nmoe_core.quality.heads.shapes import (
     JudgeArch,
     Recipe,
@@ -231,7 +232,40 @@ class HeadTraining:
         if self.kind == "judge" and self.labelled.reported:
             probe = self._fit_ridge(documents)
             beside["probe"] = partial(self._predict, probe)
-        return self.labelled.report(self.corpus, documents, partial(self._predict, fitted), beside)
+        curve = partial(self._few_labels, fitted, documents) if self.is_ridge else None
+        predict = partial(self._predict, fitted)
+        return self.labelled.report(self.corpus, documents, predict, beside, curve)
+
+    def _few_labels(self, fitted: Fitted, documents: DocumentTokens, val: DocumentTokens) -> Curve:
+        """The scores of val by probes of fewer labels, by the student, and their mean. The probes
+        read the blocks that all labels chose."""
+        import torch
+
+        from nmoe_core.quality.ridge_probe import fit_ridge_probe
+
+        train = self.labelled.train
+        shape = len(fitted.taps), self.model.config.hidden_size
+        pooled = self._pooled(documents, fitted.taps).reshape(-1, *shape)
+        of_val = torch.from_numpy(self._pooled(val, fitted.taps))
+        is_good = np.asarray(np.isfinite(pooled).all(axis=(1, 2)))
+        every = len(train.doc_ids)
+        by_student = {}
+        if self.student is not None:
+            by_student = {**self.student.curve, every: self.student.scores["val"]}
+        probes: dict[int, Any] = {every: fitted.head}
+        for num, rows in samples(every).items():
+            good = rows[is_good[rows]]
+            given = pooled[good], train.scores[good], fitted.taps, train.scale
+            probes[num] = fit_ridge_probe(*given, is_chosen=False).head
+        found: dict[int, dict[str, np.ndarray]] = {}
+        for num, probe in probes.items():
+            with torch.no_grad():
+                scores = train.scale.stored(probe.from_pooled(of_val).numpy())
+            found[num] = {"probe": scores}
+            if num in by_student:
+                both = stacked(by_student[num], scores, 0.5, train.scale)
+                found[num] = {"student": by_student[num], "probe": scores, "both": both}
+        return found
 
     def _predict(
         self, fitted: Fitted, split: str, labels: Labels, documents: DocumentTokens

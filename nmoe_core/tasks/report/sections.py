@@ -16,6 +16,7 @@ from nmoe_core.labels.compare import panel_agreement
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.quality.calibration.graded import read_grading_summary
 from nmoe_core.quality.calibration.summary_file import read_calibration
+from nmoe_core.quality.few_labels import FEW_LABELS_SAID, few_labels_table
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
 from nmoe_core.report.plots import calibration_plot, kept_picture, png_markdown
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture
@@ -26,7 +27,7 @@ from nmoe_core.tasks.report.columns import SIGNALS, columns_picture, source_colu
 from nmoe_core.tasks.report.corpus import Corpus, Section
 from nmoe_core.tasks.report.curate_pictures import order_pictures
 from nmoe_core.tasks.report.samples import Sample, samples
-from nmoe_core.tasks.report.summary import grader_costs, scoreboard
+from nmoe_core.tasks.report.summary import few_labels_of, grader_costs, scoreboard
 from nmoe_core.tasks.selection.composition import composition, most_moved
 from nmoe_core.tasks.selection.outcome import rule_of
 
@@ -146,6 +147,9 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
     header += ["bottom fifth", "mean error", "source alone", "length alone", "alike"]
     header += ["Spearman without them", "noise ceiling"]
     yield table(header, rows)
+    if curve := few_labels_of(corpus.run):
+        yield paragraph(FEW_LABELS_SAID)
+        yield table(*few_labels_table(curve))
     for cost in grader_costs(corpus.run):
         who = cost["grader"]
         hours = cost["hours_per_million_documents"]

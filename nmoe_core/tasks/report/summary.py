@@ -70,6 +70,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "grader": "none" if is_off else calibration.get("grader", "hydra"),
         "grader_choice": calibration.get("grader_choice"),
         "heads": {} if is_off else scoreboard(run),
+        "few_labels": [] if is_off else few_labels_of(run),
         "cost": [] if is_off else grader_costs(run),
         "labels": [] if is_off else labelling_of(run).without_key().account(),
         "raters": panel_agreement(run.tree, run.config.oracle.panel),
@@ -139,6 +140,13 @@ def scoreboard(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
         kind: {"val": shown(header["metrics"]), "test": shown(header.get("test_metrics"))}
         for kind, header in head_headers(run).items()
     }
+
+
+def few_labels_of(run: Run) -> list[dict[str, Any]]:
+    """What a few labels buy: the rows of `few_labels` of the probe, else of the student."""
+    headers = head_headers(run)
+    found = (headers[kind].get("few_labels") for kind in ("probe", "student") if kind in headers)
+    return next((rows for rows in found if rows), [])
 
 
 def grader_costs(run: Run) -> list[dict[str, Any]]:

@@ -12,11 +12,19 @@ import pytest
 from loader.files.checksummed_json import sealed
 from nmoe_core.base.intervals import spearman
 from nmoe_core.cli import main
+from nmoe_core.labels.label_files import read_labels
 from nmoe_core.labels.scores import QUALITY
 from nmoe_core.quality.calibration.choice import choose
 from nmoe_core.quality.calibration.rows import CalibrationRows
 from nmoe_core.quality.calibration.summary_file import load_calibration, read_calibration
+from nmoe_core.quality.few_labels import FEW_LABELS_SAID, samples
+from nmoe_core.quality.heads.head_files import read_header
+from nmoe_core.quality.heads.student import fit_student
+from nmoe_core.quality.heads.student_file import token_table
+from nmoe_core.tasks.hydra import student_corpus
 from nmoe_core.tasks.preview import plan_regrade
+from nmoe_core.tasks.report.summary import few_labels_of
+from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality.grading.small_run import SETTINGS, TINY, nmoe
 from tests.project import Project, Source, jsonl_source, read_rows, write_project
 from tests.refusals import refused_line
@@ -211,3 +219,38 @@ def test_heads_without_a_student_before_them_are_compared_with_the_student_alone
     assert choice["tried"] == 2
     assert choice["report"]["graders"].keys() == {"hydra", "student"}
     assert "The judge alone" not in choice["sentence"]
+
+
+def test_the_cards_and_the_page_say_what_fewer_labels_would_have_bought(
+    project: Project, tmp_path: Path
+) -> None:
+    run = project.run
+    files = (run.tree.student, run.tree.probe)
+    student, probe = (read_header(path)["few_labels"] for path in files)
+    assert [row["labels"] for row in probe] == [60, 120, 250, 399]
+    assert [row["student"] for row in probe] == [row["student"] for row in student]
+    headers = [read_header(path)["metrics"] for path in files]
+    assert [probe[-1]["student"], probe[-1]["probe"]] == [one["spearman"] for one in headers]
+    assert few_labels_of(run) == probe
+    train, val = (read_labels(run.tree.merged_labels(split)) for split in ("train", "val"))
+    tokenizer = load_tokenizer(run.tokenizer)
+    corpus = student_corpus(run, 32)
+    table = token_table(tokenizer)
+    rows = samples(len(train.doc_ids))[60]
+    assert set(rows) < set(samples(len(train.doc_ids))[120])
+    read = corpus.read([train.doc_ids[i] for i in rows]).tokens
+    given = fit_student(read, train.scores[rows], table).predict(
+        corpus.read(val.doc_ids).tokens, table
+    )
+    expected = spearman(QUALITY.aggregate(given), QUALITY.aggregate(val.scores))
+    assert student[0]["student"] == pytest.approx(expected, abs=1e-6)
+    for path, columns in zip(
+        files, ("| labels | student |", "| labels | student | probe | both |")
+    ):
+        card = path.with_suffix(".md").read_text()
+        assert columns in card
+        assert f"| 60 | {student[0]['student']:.2f} (" in card
+    nmoe(project, "report", "--html", tmp_path / "index.html")
+    page = (tmp_path / "index.html").read_text()
+    assert FEW_LABELS_SAID in page
+    assert f">{probe[0]['both']:.2f} (" in page
