@@ -8,12 +8,15 @@ import json
 import os
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 
 from nmoe_assets.dagster_private import show_under_location
 from nmoe_assets.launcher import run_is_dead
+from nmoe_core.base.compute.api import kept_pools
 
 LOCATION = "nmoe_assets.definitions"
 # a tag of the runs that `dagster job execute` starts, and of their child runs
@@ -71,6 +74,12 @@ class Machine(dg.ConfigurableResource):
     """
 
     usd_per_hour: float = 0.0
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["Machine"]:
+        """Keep the worker processes of a step for the steps that follow in this process."""
+        with kept_pools(), super().yield_for_execution(context) as machine:
+            yield machine
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Free pool slots, and show the run under this location, before its first step.

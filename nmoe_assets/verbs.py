@@ -23,6 +23,7 @@ from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import console, task_jobs
 from nmoe_assets.ops.pipeline import step_error
 from nmoe_assets.ops.restarts import NEW_TOKEN, keep_running
+from nmoe_core.base.compute.api import kept_pools
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
@@ -39,6 +40,7 @@ _ENVIRONMENT = {
 }
 
 
+@kept_pools()
 def run_tasks(
     run: Run, names: Sequence[str], show: Callable[[dict[str, Any], int, int], None]
 ) -> tuple[int, list[dict[str, Any]]]:

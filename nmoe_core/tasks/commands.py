@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmoe_core.base.compute.api import kept_pools
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
@@ -142,6 +143,7 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     return Result(done.digest, done.facts | {"path": path})
 
 
+@kept_pools()
 def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Index the curated shards of sources (default: all) for `nmoe seen`; return facts per source.
     Raises ConfigError if the extra `seen` is not installed, and the errors of `index_shard`."""
@@ -156,6 +158,7 @@ def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str
     return rows
 
 
+@kept_pools()
 def curate_sources(
     run: Run, names: Sequence[str] | None = None, *, refit: bool = False
 ) -> tuple[Result, dict[str, dict[str, Any]], bool]:

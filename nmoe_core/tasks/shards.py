@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nmoe_core.base.compute.api import HERE, map_shards
+from nmoe_core.base.compute.api import HERE, kept_pools, map_shards
 from nmoe_core.base.errors import ConfigError, NmoeError, device_errors
 from nmoe_core.base.progress import Meter
 from nmoe_core.base.result import Result
@@ -54,7 +54,9 @@ def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> I
     is_here = compute.backend == "pool" and compute.workers == 1
     if not is_here and not is_any_stale(run, task, source, map(int, keys)):
         compute = HERE  # workers would import all packages only to find that nothing is to do
-    attempts = map_shards(partial(_shard, run, task, source), keys, compute)
+    # Kept workers would keep a model on a GPU that the next task needs.
+    keep = not is_model or run.config.backbone.device == "cpu"
+    attempts = map_shards(partial(_shard, run, task, source), keys, compute, keep=keep)
     return _metered(attempts, Meter(f"{task} {source}", len(keys), "shards"))
 
 
@@ -94,6 +96,7 @@ def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
     return {int(one.key): one.result for one in done if one.result is not None}
 
 
+@kept_pools()
 def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Result]:
     """Grade every shard of sources; results by `{source}/{shard}`."""
     results = {}
@@ -103,6 +106,7 @@ def grade_sources(run: Run, names: Sequence[str] | None = None) -> dict[str, Res
     return results
 
 
+@kept_pools()
 def attribute_sources(
     run: Run, only: Sequence[str] | None = None, sources: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:

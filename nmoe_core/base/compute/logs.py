@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 import orjson
 
 LOGGER = "nmoe_core"
 _END = b"\n"
+_LAST = b"last"
 _formatter = logging.Formatter()
 _printing = logging.Handler()
 
@@ -85,24 +87,34 @@ def handle(fields: dict[str, Any]) -> None:
 
 
 @contextmanager
-def relayed(reader: Connection, writer: Connection) -> Iterator[None]:
-    """Handle the records that arrive through a pipe in a thread while the block runs."""
-    thread = threading.Thread(target=_relay, args=(reader,), name="worker-logs", daemon=True)
+def relayed(reader: Connection, writer: Connection) -> Iterator[Callable[[], None]]:
+    """Handle the records that arrive through a pipe in a thread while the block runs. Yields a
+    function that waits until the records that were sent before are handled."""
+    marks: SimpleQueue[None] = SimpleQueue()
+    thread = threading.Thread(target=_relay, args=(reader, marks), name="worker-logs", daemon=True)
     thread.start()
+
+    def wait() -> None:
+        os.write(writer.fileno(), _END)
+        marks.get()
+
     try:
-        yield
+        yield wait
     finally:
-        os.write(writer.fileno(), _END)  # an empty line ends the records
+        os.write(writer.fileno(), _LAST + _END)
         thread.join()
         writer.close()
         reader.close()
 
 
-def _relay(reader: Connection) -> None:
+def _relay(reader: Connection, marks: "SimpleQueue[None]") -> None:
     rest = b""
     while True:
         *lines, rest = (rest + os.read(reader.fileno(), 1 << 16)).split(_END)
         for line in lines:
-            if not line:
+            if line == _LAST:
                 return
-            handle(orjson.loads(line))
+            if line:
+                handle(orjson.loads(line))
+            else:
+                marks.put(None)

@@ -91,9 +91,10 @@ def open_process_pool(workers: int, initializer: Initializer) -> Iterator[Map]:
             submit = executor.submit if is_forked else partial(_submit_clean, executor)
             for _ in range(workers):
                 submit(_no_work)
-        with worker_logs.relayed(reader, writer):  # the executor starts its thread after the forks
+        # the executor starts its thread after the forks
+        with worker_logs.relayed(reader, writer) as wait_for_logs:
             try:
-                yield partial(_map, submit, slots, workers)
+                yield partial(_map, submit, slots, workers, wait_for_logs)
             except BaseException:
                 _stop(executor)
                 raise
@@ -110,6 +111,7 @@ def _map(
     submit: Callable[..., Future[Any]],
     slots: Slots,
     workers: int,
+    wait_for_logs: Callable[[], None],
     fn: Callable[..., Result],
     items: Iterable[Item],
 ) -> Generator[Result, None, None]:
@@ -130,6 +132,7 @@ def _map(
                 yield next_result()
         while pending:
             yield next_result()
+        wait_for_logs()
     except BrokenProcessPool as error:
         raise NmoeError(
             "a worker process was lost",

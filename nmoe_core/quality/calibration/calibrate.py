@@ -101,7 +101,7 @@ def calibrate(
     def score() -> list[Candidate]:
         found = recall_scores(kept, scored)
         if found is None:
-            with one_thread():
+            with one_thread(scorer.kind for scorer, _ in graders):
                 found = [_scored(*grader, labels, test, costs) for grader in graders]
             with output_lock(out_dir):
                 keep_scores(kept, scored, found)

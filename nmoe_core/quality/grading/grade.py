@@ -187,7 +187,11 @@ def grade_documents(grader: Grader, documents: GradeInput, out_dir: Path) -> Res
     # The batch size changes the last digits of scores, so it is part of the fingerprint. Files use
     # the key's old name, so that fingerprints of earlier versions stay equal.
     made_from = {**fingerprints, "max_batch": str(scorer.batch_size)}
-    with output_lock(out_dir), one_thread(), PartialRows(out_dir, made_from) as partial:
+    with (
+        output_lock(out_dir),
+        one_thread([scorer.kind]),
+        PartialRows(out_dir, made_from) as partial,
+    ):
         known = _known_scores(out_dir, scorer)
         batches = dict[str, list[int]]()
         is_audited = scorer.kind == "hydra" and not grader.early_exit

@@ -8,7 +8,7 @@ they were fitted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,12 +105,16 @@ def require_few_failed(failed: Mapping[str, str], num_documents: int) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread(graders: Iterable[GraderKind] = ("hydra",)) -> Iterator[None]:
     """Run torch on one CPU thread inside the context. Sums are then always computed in the same
-    order, so equal inputs give equal bytes.
+    order, so equal inputs give equal bytes. The student alone does not use torch, which is then not
+    imported.
 
     To use several cores, run several processes, each with its own shards.
     """
+    if set(graders) == {"student"}:
+        yield
+        return
     import torch
 
     num_threads = torch.get_num_threads()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from nmoe_core.base.atomic import atomic_file
-from nmoe_core.base.compute.api import map_shards
+from nmoe_core.base.compute.api import kept_pools, map_shards
 from nmoe_core.base.compute.gpus import own_gpu
 from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import FormatError
@@ -115,7 +115,7 @@ def test_clean_workers_execute_no_file_of_the_working_directory(
 # Without torch and threads the workers are forks, which have their parent's file descriptors.
 FORKS = """
 import os, signal, time
-from nmoe_core.base.compute.api import map_shards
+from nmoe_core.base.compute.api import kept_pools, map_shards
 from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.compute.pool import _context
 
@@ -373,3 +373,74 @@ def test_workers_of_ray_date_what_they_make_as_the_process_that_asked(
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     assert [*map_shards(_time_of_making, [0], ComputeTable(backend="ray"))] == [created_at()]
+
+
+@pytest.fixture
+def threaded() -> Iterator[None]:
+    """A second thread, as Dagster has: workers are then fresh processes."""
+    end = threading.Event()
+    second = threading.Thread(target=end.wait)
+    second.start()
+    yield
+    end.set()
+    second.join()
+
+
+def _pid(item: object) -> int:
+    time.sleep(0.05)
+    return os.getpid()
+
+
+def _workers() -> set[int | None]:
+    return {process.pid for process in multiprocessing.active_children()}
+
+
+def test_workers_stay_for_the_next_map_of_a_command_and_end_with_it(threaded: None) -> None:
+    compute = ComputeTable(workers=2)
+    with kept_pools():
+        list(map_shards(_pid, range(8), compute))
+        kept = _workers()
+        assert kept.issuperset(map_shards(_pid, range(8), compute))
+        with kept_pools():  # a part of the command
+            assert kept.issuperset(map_shards(_pid, range(8), compute))
+        assert _workers() == kept
+        assert kept.isdisjoint(map_shards(_pid, range(8), compute, keep=False))
+        assert _workers() == kept
+        # A map that begins while another one runs has workers of its own.
+        first = map_shards(_pid, range(8), compute)
+        assert next(first) in kept
+        assert kept.isdisjoint(map_shards(_pid, range(8), compute))
+        assert kept.issuperset(first)
+    assert not _workers()
+    assert kept.isdisjoint(map_shards(_pid, range(8), compute))
+    assert not _workers()
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+def test_workers_that_failed_or_were_left_at_work_are_not_kept(
+    threaded: None, is_left: bool, tmp_path: Path
+) -> None:
+    compute = ComputeTable(workers=2)
+    with kept_pools():
+        list(map_shards(_pid, range(8), compute))
+        before = _workers()
+        if is_left:
+            left = map_shards(_pid, range(100), compute)
+            next(left)
+            left.close()
+        else:
+            with pytest.raises(FormatError, match="bad item"):
+                list(map_shards(_write, [tmp_path / "fails", tmp_path / "long"], compute))
+        assert not _workers()
+        assert before.isdisjoint(map_shards(_pid, range(8), compute))
+
+
+def test_what_a_kept_worker_logs_arrives_before_its_map_ends(
+    threaded: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nmoe_core")
+    with kept_pools():
+        for number in range(3):
+            caplog.clear()
+            assert list(map_shards(_log, [number], ComputeTable(workers=2))) == [number]
+            assert f"item {number}" in caplog.messages

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from nmoe_core.tasks.report.summary import grader_costs, scoreboard
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.quality.grading.small_run import SETTINGS, TINY, labelled_run, nmoe, source_of
 from tests.core.small_gradings import RUBRIC
-from tests.project import Project, jsonl_source, read_rows, said, write_project
+from tests.project import Project, jsonl_source, output_of, read_rows, said, write_project
 from tests.refusals import refused_line
 
 pytest.importorskip("torch")
@@ -66,6 +67,33 @@ def test_the_student_grades_without_a_backbone(
     expected = loaded.student.predict([tokens], table)[0]
     assert QUALITY.vector(row["scores"]) == pytest.approx(expected.tolist())
     assert row["aggregated"] == pytest.approx(QUALITY.aggregate(expected))
+
+
+_WITHOUT_TORCH = """
+import sys
+from nmoe_core.base.compute.api import kept_pools, map_shards
+from nmoe_core.base.compute.tables import ComputeTable
+from nmoe_core.config.run import Run
+from nmoe_core.tasks.hydra import calibrate_heads
+from nmoe_core.tasks.shards import grade_sources
+
+run = Run(sys.argv[1], {"compute.workers": 2, "root": sys.argv[2]})
+is_loaded = "'torch' in __import__('sys').modules"
+calibrate_heads(run)
+with kept_pools():
+    assert grade_sources(run)
+    print(eval(is_loaded), *set(map_shards(eval, [is_loaded] * 8, ComputeTable(workers=2))))
+"""
+
+
+def test_neither_the_command_nor_its_workers_import_torch_if_only_the_student_grades(
+    project: Project, tmp_path: Path
+) -> None:
+    root = shutil.copytree(project.run.tree.root, tmp_path / "out")
+    shutil.rmtree(root / "calibration")
+    shutil.rmtree(root / "quality", ignore_errors=True)
+    program = [sys.executable, "-c", _WITHOUT_TORCH, project.config, root]
+    assert output_of(*program, timeout=240).splitlines()[-1] == "False False"
 
 
 def test_a_document_s_explanation_and_the_preview_of_a_regrade_know_the_student(
