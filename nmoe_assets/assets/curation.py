@@ -24,6 +24,7 @@ GROUP = "curation"
 def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     """Frozen centroids of document embeddings over all sources."""
     names = [source.name for source in sources]
+    backbone = [["hydra", "backbone"]] * run.config.curation.reads_backbone
     return Asset(
         run=run,
         key=[GROUP, "topic_model"],
@@ -34,7 +35,7 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         "truncated SVD) or over mean-pooled rows of the backbone's embedding table. The model is "
         "frozen: a new model reorders all documents, so materialise it by hand.",
         code_version=settings.topic_model(run).version,
-        deps=[["hydra", "backbone"], *([name, "manifest"] for name in names)],
+        deps=[*backbone, *([name, "manifest"] for name in names)],
         downstream=[[name, "topics"] for name in names],
         checks=("readable",),
         check=lambda: checks.check_topic_model(run),

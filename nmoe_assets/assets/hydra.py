@@ -34,6 +34,7 @@ def heads(run: Run) -> list[str]:
 
 def backbone(run: Run) -> dg.AssetsDefinition:
     """The frozen model that computes features."""
+    topics = [["curation", "topic_model"]] * run.config.curation.reads_backbone
     of_states = [name for name in attribute_names(run) if name in OF_BACKBONE]
     states = [[one.name, "attributes", name] for one in run_sources(run) for name in of_states]
     return Asset(
@@ -45,7 +46,7 @@ def backbone(run: Run) -> dg.AssetsDefinition:
         description="The frozen model that computes features and topics, a checkpoint in the "
         "gpt-oss format. If its kind is tiny, this asset makes it from seeded random numbers.",
         code_version=settings.backbone(run).version,
-        downstream=[*([GROUP, name] for name in heads(run)), ["curation", "topic_model"], *states],
+        downstream=[*([GROUP, name] for name in heads(run)), *topics, *states],
         checks=("readable",),
         check=lambda: checks.check_backbone(run),
     ).unpartitioned(lambda: make_backbone(run))

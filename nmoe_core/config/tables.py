@@ -133,13 +133,19 @@ class CurationTable(StrictModel):
     read."""
     resume_from_token: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     """Number of tokens that training has read, by source id; only with `stability = "resume"`."""
-    topics_from: Literal["terms", "backbone"] = "terms"
-    """What topics are made of: `terms`, tf-idf of tokens with a truncated SVD; or `backbone`, the
-    mean of the rows of the backbone's embedding table."""
+    topics_from: Literal["terms", "backbone", "states"] = "terms"
+    """What topics are made of: `terms`, tf-idf of tokens with a truncated SVD; `backbone`, the mean
+    of the rows of the backbone's embedding table; or `states`, the mean state after a block of the
+    backbone, over the first `[heads] max_ctx` tokens."""
     num_topics: int = Field(default=30, ge=2)
     """Number of topics of the topic model."""
     sample_documents: int = Field(default=100_000, ge=1)
     """Maximum number of documents, over all sources, to fit the topic model on."""
+
+    @property
+    def reads_backbone(self) -> bool:
+        """Whether topics are made from the backbone."""
+        return self.topics_from != "terms"
 
     @property
     def can_spread_copies(self) -> bool:

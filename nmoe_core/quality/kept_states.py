@@ -94,6 +94,20 @@ class KeptStates:
         require_few_failed({documents.names[i]: _NOT_FINITE for i in bad}, len(documents))
         return rows.reshape(len(documents), len(self.blocks), -1)
 
+    def copy(self, other: KeptStates, documents: DocumentTokens) -> None:
+        """Copy the pooled states that another store of the same backbone has of all blocks."""
+        with _sole_writer(self._pooled):
+            keys = _keys(documents)
+            rows = self._pooled.missing(keys)
+            places = other._pooled.find(keys[rows])
+            rows = rows[places >= 0]
+            places = places[places >= 0]
+            if len(rows):
+                found = other._pooled.read(places).reshape(len(rows), len(other.blocks), -1)
+                found = found[:, [other.blocks.index(block) for block in self.blocks]]
+                lengths = other._pooled.tokens(places)
+                self._pooled.append(keys[rows], lengths, found.reshape(len(rows), -1))
+
     def tokens(self, documents: DocumentTokens) -> TokenStates:
         """The states of all tokens of documents after the block `tap`; raises as `pooled`."""
         assert self._tokens is not None

@@ -13,23 +13,25 @@ from loader.plan.build import build_plan
 from loader.plan.check import check_steps
 from nmoe_core.audit.plans.remix import with_remixes
 from nmoe_core.base.atomic import replacing, write_bytes
-from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import Identity, file_identity
 from nmoe_core.base.result import Result
+from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.run import Run
 from nmoe_core.curate.settings import curate_settings, window_tokens
 from nmoe_core.prep.mixture import run_stages
-from nmoe_core.tasks.backbone import ids_for_model
+from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.graph.require import require_inputs
+from nmoe_core.tasks.hydra import head_corpus
 from nmoe_core.tasks.report.curate_pictures import topic_pictures
 
 if TYPE_CHECKING:
     import numpy as np
 
     from loader.plan.records import LoaderPlan
-    from nmoe_core.curate.topics.assign import TopicSettings
+    from nmoe_core.curate.topics.assign import Table, TopicSettings
     from nmoe_core.curate.topics.embed import EmbeddingTable
+    from nmoe_core.curate.topics.states import StateTable
     from nmoe_core.text.models import ModelIds
 
 
@@ -169,14 +171,17 @@ def plan_bytes(run: Run, plan: LoaderPlan) -> bytes:
     return plan.placed_in(run.tree.plan.parent).to_json().encode()
 
 
-def embedding_table(run: Run) -> EmbeddingTable:
-    """The run's embedding table: the terms of its topic model, which need that model only when rows
-    are read, or the backbone's table, opened once per process and again if its files change."""
+def embedding_table(run: Run) -> Table:
+    """What embeds the run's documents: the terms of its topic model, which need that model only
+    when rows are read; the states of the backbone, which is loaded only if states are missing; or
+    the backbone's table, opened once per process and again if its files change."""
     from nmoe_core.curate.topics.embed import EmbeddingTable
     from nmoe_core.engine.weights.weight_files import checkpoint_files
 
     if run.config.curation.topics_from == "terms":
         return EmbeddingTable.of_terms(functools.partial(_terms, run.tree.topic_model))
+    if run.config.curation.topics_from == "states":
+        return _states(run)
     path = run.tree.checkpoint
     identities = [file_identity(file) for file in checkpoint_files(path)]
     known = tuple(identity for identity in identities if identity is not None)
@@ -187,20 +192,27 @@ def embedding_table(run: Run) -> EmbeddingTable:
 
 
 def _terms(path: Path) -> np.ndarray:
-    from nmoe_core.curate.topics.model import load_topic_model
+    from nmoe_core.curate.topics.model import load_model_of
     from nmoe_core.curate.topics.terms import term_table
 
-    model = load_topic_model(path)
-    if model.terms is None:
-        raise CurationError(
-            "the topic model is not made of terms",
-            where=path,
-            found=model.header["embedding"],
-            do='set [curation] topics_from = "backbone", or fit it again: '
-            "`nmoe curate shards --refit`",
-            code="E-CURATION-BACKBONE",
-        )
+    model = load_model_of(path, "terms")
+    assert model.terms is not None
     return term_table(model.terms, model.header["vocab_size"])
+
+
+def _states(run: Run) -> StateTable:
+    from nmoe_core.curate.topics.states import StateTable
+    from nmoe_core.engine.weights.weight_files import checkpoint_digest
+
+    model = ids_for_model(run)
+    made_with = {
+        "max_ctx": str(run.config.heads.max_ctx),
+        "precision": run.config.backbone.dtype,
+        **expert_fingerprints(run.config.backbone.moe_backend),
+        **({} if model is None else model.fingerprints),
+    }
+    digest = checkpoint_digest(run.tree.checkpoint)
+    return StateTable(digest, made_with, run.tree, lambda: (load_backbone(run), head_corpus(run)))
 
 
 @functools.lru_cache(maxsize=1)

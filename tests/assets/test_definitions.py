@@ -11,7 +11,9 @@ import pytest
 from nmoe_assets.catalogue import to_metadata
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.checks import LEVELS
+from nmoe_core.tasks.graph.walk import walk
 from tests.assets.small_project import program_of
 from tests.project import REPOSITORY, jsonl_source, output_of, write_project
 
@@ -71,6 +73,23 @@ def test_without_a_grader_there_are_no_labels_no_heads_and_no_jobs_that_make_the
     assert checked.isdisjoint({"keep_rate", "score_drift", "keep_rate_of_all"})
     assert {"counts", "digests"} <= checked
     assert "label_retries" not in {sensor.name for sensor in defs.sensors or []}
+
+
+@pytest.mark.parametrize(("topics_from", "is_read"), [("terms", False), ("backbone", True)])
+def test_topics_depend_on_the_backbone_only_if_they_are_made_from_it(
+    tmp_path: Path, topics_from: str, *, is_read: bool
+) -> None:
+    run = Run("demo", {"curation.topics_from": topics_from})
+    graph = build_definitions(run).resolve_asset_graph()
+    backbone = dg.AssetKey(["hydra", "backbone"])
+    model = graph.get(dg.AssetKey(["curation", "topic_model"]))
+    assert (backbone in model.parent_keys) is is_read
+    links = graph.get(backbone).metadata.values()
+    shown = [link.asset_key for link in links if hasattr(link, "asset_key")]
+    assert (model.key in shown) is is_read
+    run = Run("demo", {"root": str(tmp_path), "curation.topics_from": topics_from})
+    (foretold,) = walk(run, run_sources(run)).of("curation/topic_model")
+    assert ("hydra/backbone" in foretold.waits_for) is is_read
 
 
 def _selected(defs: dg.Definitions, job: str) -> set[dg.AssetKey]:

@@ -8,11 +8,12 @@ from nmoe_assets.verbs import costs
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
+from nmoe_core.tasks.curate import fit_topics
 from nmoe_core.tasks.report.corpus import Corpus
 from nmoe_core.tasks.report.sections import SECTIONS
 from nmoe_core.tasks.report.write import write_report
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.assets.small_project import environment
+from tests.assets.small_project import SOURCES, environment
 from tests.project import read_rows, said
 
 
@@ -68,3 +69,14 @@ def test_the_page_names_the_graders_and_the_time_of_the_runs(
     assert "| judge | " in card.read_text()
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "none"))
     assert costs(run) == []
+
+
+def test_the_page_shows_how_the_block_of_topics_of_states_was_chosen(own_project: Path) -> None:
+    run = Run(own_project / "run.toml", {"curation.topics_from": "states"})
+    made = fit_topics(run, SOURCES).facts
+    (section,) = [one for one in SECTIONS if one.anchor == "diversity"]
+    shown = section.content(Corpus.of(run))
+    assert f"states after block {made['block']}," in shown
+    for row in made["silhouettes"]:
+        assert str(row["silhouette"]) in shown
+    assert "random weights" in shown

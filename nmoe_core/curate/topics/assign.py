@@ -9,6 +9,7 @@ documents.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.even_spacing import PLASTIC
 from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
-from nmoe_core.curate.topics.embed import EmbeddingTable, embed_documents
+from nmoe_core.curate.topics.embed import EmbeddingTable
 from nmoe_core.curate.topics.model import (
     MAX_TOPICS,
     TopicModel,
@@ -35,11 +36,14 @@ from nmoe_core.curate.topics.model import (
     nearest_topics,
     save_tensors,
 )
+from nmoe_core.curate.topics.states import DOCUMENTS as STATE_DOCUMENTS
+from nmoe_core.curate.topics.states import StateTable
 from nmoe_core.curate.topics.terms import DOCUMENTS, METHOD, TOKENS, fit_terms, term_table
 from nmoe_core.shards.documents import ShardFile, open_entry, require_undamaged, shard_files
 from nmoe_core.shards.manifest import documents_digest
 
 SUMMARY_NAME = "summary.json"
+Table = EmbeddingTable | StateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class TopicSettings:
 
 
 def fit_topic_model(
-    tree: Tree, sources: Iterable[str], table: EmbeddingTable, settings: TopicSettings
+    tree: Tree, sources: Iterable[str], table: Table, settings: TopicSettings
 ) -> Result:
     """Cluster a sample of the training documents; write `tree.topic_model`.
 
@@ -80,21 +84,21 @@ def fit_topic_model(
         changed = not path.exists() or load_topic_model(path).header["fingerprints"] != fingerprints
         if changed:
             tensors: dict[str, np.ndarray] = {}
+            chosen: dict[str, object] = {}
+            num_documents = sum(manifest.total_documents for manifest in manifests)
+            _require_enough(num_documents, settings, sources)
             vocab_size = max(manifest.vocab_size for manifest in manifests)
             if table.method == METHOD:
                 tensors["terms"] = _fit_terms(tree, manifests, settings.seed)
                 fitted = term_table(tensors["terms"], vocab_size)
                 table = EmbeddingTable.of_terms(lambda: fitted)
+            elif isinstance(table, StateTable):
+                sampled = partial(_some, tree, manifests, settings)
+                silhouettes = table.fit(sampled, settings.num_topics, settings.seed)
+                chosen = {"block": table.fitted.block, "silhouettes": silhouettes}
+                tensors["standard"] = table.fitted.standard
             rows = _sample(tree, manifests, table, settings)
-            if len(rows) < settings.num_topics:
-                raise CurationError(
-                    "fewer documents with text than topics",
-                    where=", ".join(sources),
-                    found=f"{len(rows)} documents",
-                    expected=f"at least {settings.num_topics}",
-                    do="lower [curation] num_topics, or add documents and run prep",
-                    code="E-CURATION-TOPICS",
-                )
+            _require_enough(len(rows), settings, sources)
             centroids = fit_centroids(rows, settings.num_topics, settings.seed)
             counts = _count(nearest_topics(rows, centroids), settings.num_topics)
             header = {
@@ -104,10 +108,11 @@ def fit_topic_model(
                 "backbone": table.backbone,
                 "vocab_size": vocab_size,
                 "sources": sources,
-                "num_documents": sum(m.total_documents for m in manifests),
+                "num_documents": num_documents,
                 "fingerprints": fingerprints,
                 "num_sampled": len(rows),
                 "count_per_topic": counts,
+                **chosen,
             }
             save_tensors(path, {"centroids": centroids, **tensors}, header)
         model = load_topic_model(path)
@@ -117,6 +122,7 @@ def fit_topic_model(
         "documents_sampled": model.header["num_sampled"],
         "smallest_topic": min(counts),
         "largest_topic": max(counts),
+        **model.choice,
         "changed": changed,
         "path": str(path),
     }
@@ -124,7 +130,7 @@ def fit_topic_model(
 
 
 def topic_fingerprints(
-    tree: Tree, sources: Iterable[str], table: EmbeddingTable, settings: TopicSettings
+    tree: Tree, sources: Iterable[str], table: Table, settings: TopicSettings
 ) -> Fingerprints:
     """Fingerprints of the topic model of these sources."""
     manifests = {name: load_manifest(tree.manifest(name)) for name in sorted(sources)}
@@ -133,6 +139,7 @@ def topic_fingerprints(
         "format": MODEL_FORMAT,
         "embedding": table.method,
         "backbone": table.backbone,
+        **table.made_with,
         "documents": sha256_json(documents),
         **{name: str(value) for name, value in asdict(settings).items()},
     }
@@ -144,7 +151,7 @@ def assign_fingerprints(manifest: Manifest, model_digest: str) -> Fingerprints:
     return {"code": ASSIGN_CODE, "shard": documents, "topic_model": model_digest}
 
 
-def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -> Result:
+def assign_topics(shard: ShardPaths, table: Table, model: TopicModel) -> Result:
     """Assign topics to the documents of one shard; writes `topics.npy`, uint16 `[N]` in document
     order.
 
@@ -153,12 +160,14 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
             embedding is not finite (E-CURATION-EMBEDDING).
         FormatError: The shard is missing or broken.
     """
-    if table.backbone != model.header["backbone"]:
+    now = {"backbone": table.backbone, **table.made_with}
+    differing = [key for key in now if model.header["fingerprints"].get(key) != now[key]]
+    if differing:
         raise CurationError(
             "topic model was fitted on another backbone",
             where=f"{shard.source} {shard.name}",
-            found=table.backbone,
-            expected=model.header["backbone"],
+            found=", ".join(f"{key} {now[key]}" for key in differing),
+            expected=", ".join(str(model.header["fingerprints"].get(key)) for key in differing),
             do="fit the topic model again, or set [curation] topics_from and the backbone as then",
             code="E-CURATION-BACKBONE",
         )
@@ -170,7 +179,7 @@ def assign_topics(shard: ShardPaths, table: EmbeddingTable, model: TopicModel) -
         if changed:
             require_undamaged(manifest)
             files = shard_files(shard.tree.data, manifest)
-            blocks = (b for f in files for b in embed_documents(f.tokens, f.spans, table))
+            blocks = (block for file in files for block in table.embed(file, file.spans))
             labels = [nearest_topics(block, model.centroids) for block in blocks]
             topics = np.concatenate([np.empty(0, np.uint16), *labels])
             # Remove the old summary first. Otherwise, after a kill, it would describe the new
@@ -229,15 +238,33 @@ def _fit_terms(tree: Tree, manifests: list[Manifest], seed: int) -> np.ndarray:
 
 
 def _sample(
-    tree: Tree, manifests: list[Manifest], table: EmbeddingTable, settings: TopicSettings
+    tree: Tree, manifests: list[Manifest], table: Table, settings: TopicSettings
 ) -> np.ndarray:
     """Embeddings of sampled documents that have text: float32 `[at most sample_documents, D]`."""
-    blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
-    sample = sampled_documents(tree, manifests, settings.sample_documents, settings.seed)
-    for file, spans in sample:
-        blocks += embed_documents(file.tokens, spans, table)
-    rows = np.concatenate(blocks)
+    most = STATE_DOCUMENTS if isinstance(table, StateTable) else settings.sample_documents
+    sample = _some(tree, manifests, settings, most)
+    rows = np.concatenate([block for file, spans in sample for block in table.embed(file, spans)])
     return rows[rows.any(axis=1)]
+
+
+def _some(
+    tree: Tree, manifests: list[Manifest], settings: TopicSettings, most: int
+) -> Iterator[tuple[ShardFile, np.ndarray]]:
+    """At most so many documents of the sample."""
+    most = min(most, settings.sample_documents)
+    return sampled_documents(tree, manifests, most, settings.seed)
+
+
+def _require_enough(num_documents: int, settings: TopicSettings, sources: list[str]) -> None:
+    if num_documents < settings.num_topics:
+        raise CurationError(
+            "fewer documents with text than topics",
+            where=", ".join(sources),
+            found=f"{num_documents} documents",
+            expected=f"at least {settings.num_topics}",
+            do="lower [curation] num_topics, or add documents and run prep",
+            code="E-CURATION-TOPICS",
+        )
 
 
 def _is_whole(shard: ShardPaths) -> bool:

@@ -20,7 +20,9 @@ import numpy as np
 
 from loader.files.regular import open_file, regular
 from nmoe_core.base.errors import CurationError
+from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.curate.topics.terms import METHOD
+from nmoe_core.shards.documents import ShardFile
 from nmoe_core.text.models import ModelIds
 
 if TYPE_CHECKING:
@@ -90,6 +92,15 @@ class EmbeddingTable:
         table = cls("none", load)
         table.method = METHOD
         return table
+
+    def embed(self, file: ShardFile, spans: np.ndarray) -> Iterator[np.ndarray]:
+        """As `embed_documents`, for documents of a file of a shard."""
+        return embed_documents(file.tokens, spans, self)
+
+    @property
+    def made_with(self) -> Fingerprints:
+        """Fingerprints beside those of the backbone and the method: none."""
+        return {}
 
     @cached_property
     def rows(self) -> torch.Tensor:

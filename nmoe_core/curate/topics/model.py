@@ -9,7 +9,7 @@ import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +35,17 @@ class TopicModel:
     digest: str  # SHA-256 of the file
     header: dict[str, Any]  # format, settings, documents sampled, fingerprints
     terms: np.ndarray | None = None  # if documents are embedded by terms: see `fit_terms`
+    standard: np.ndarray | None = None  # if they are embedded by states: see `standard_of`
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """The `block` of which states are read, and `silhouettes` of the blocks that it was chosen
+        from; empty if documents are embedded in another way."""
+        if self.standard is None:
+            return {}
+        found = self.header["silhouettes"].items()
+        rows = [{"block": int(block), "silhouette": value} for block, value in found]
+        return {"block": self.header["block"], "silhouettes": rows}
 
 
 def sample_rows(num_rows: int, most: int, seed: int) -> np.ndarray:
@@ -115,8 +126,25 @@ def load_topic_model(path: Path) -> TopicModel:
     """Read a topic model. Raises CurationError if the file is missing or has another format
     (E-CURATION-MODEL)."""
     do = "delete the file if it exists, and fit the topic model"
-    tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do, ("terms",))
-    return TopicModel(tensors["centroids"], sha256_file(path), header, tensors.get("terms"))
+    own = ("terms", "standard")
+    tensors, header = load_tensors(path, MODEL_FORMAT, ("centroids",), do, own)
+    return TopicModel(digest=sha256_file(path), header=header, **tensors)
+
+
+def load_model_of(path: Path, what: Literal["terms", "states"]) -> TopicModel:
+    """Read a topic model of terms or of states. Raises CurationError as `load_topic_model`, or if
+    its documents are embedded in another way (E-CURATION-BACKBONE)."""
+    model = load_topic_model(path)
+    if (model.terms if what == "terms" else model.standard) is None:
+        raise CurationError(
+            f"the topic model is not made of {what}",
+            where=path,
+            found=model.header["embedding"],
+            do="set [curation] topics_from as it was then, or fit the model again: "
+            "`nmoe curate shards --refit`",
+            code="E-CURATION-BACKBONE",
+        )
+    return model
 
 
 def save_tensors(path: Path, tensors: dict[str, np.ndarray], header: dict[str, Any]) -> None:

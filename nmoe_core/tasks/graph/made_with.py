@@ -15,7 +15,7 @@ from loader.files.format import read_json_object
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, recorded
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.tree import ShardPaths, Tree
-from nmoe_core.curate.topics.terms import METHOD
+from nmoe_core.curate.topics import states, terms
 from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys
 
 # Settings that curated shards record in their fingerprints only if used.
@@ -24,7 +24,10 @@ _TOPIC_KEYS = {
     "num_topics": "curation.num_topics",
     "sample_documents": "curation.sample_documents",
     "seed": "seed",
+    "max_ctx": "heads.max_ctx",
+    "precision": "backbone.dtype",
 }
+_TOPICS_FROM = {terms.METHOD: "terms", states.METHOD: "states"}
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -113,8 +116,8 @@ def grades(shard: ShardPaths, asked_grader: str) -> Settings:
 def topic_model(header: Settings) -> Settings:
     """Settings that the topic model records."""
     made = header.get("fingerprints") or {}
-    is_of_terms = made.get("embedding") == METHOD
-    found = {"curation.topics_from": "terms" if is_of_terms else "backbone"} if made else {}
+    made_from = _TOPICS_FROM.get(made.get("embedding", ""), "backbone")
+    found = {"curation.topics_from": made_from} if made else {}
     return found | _named(made, _TOPIC_KEYS)
 
 

@@ -163,15 +163,17 @@ def _grader(run: Run) -> dict[str, Any]:
 def topic_model(run: Run) -> MadeWith:
     """Settings of the topic model."""
     table = run.config.curation
-    return MadeWith(
-        MODEL_FORMAT,
-        {
-            "curation.topics_from": table.topics_from,
-            "curation.num_topics": table.num_topics,
-            "curation.sample_documents": table.sample_documents,
-            "seed": run.loader.seed,
-        },
-    )
+    found = {
+        "curation.topics_from": table.topics_from,
+        "curation.num_topics": table.num_topics,
+        "curation.sample_documents": table.sample_documents,
+        "seed": run.loader.seed,
+    }
+    if table.topics_from == "states":
+        backbone = run.config.backbone
+        found |= {"heads.max_ctx": run.config.heads.max_ctx, "backbone.dtype": backbone.dtype}
+        found["backbone.moe_backend"] = expert_fingerprints(backbone.moe_backend)
+    return MadeWith(MODEL_FORMAT, found)
 
 
 def curated(run: Run, source: str) -> MadeWith:

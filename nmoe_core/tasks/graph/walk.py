@@ -327,7 +327,8 @@ def _curation(graph: Graph, sources: Sequence[SourcePlan]) -> None:
     run = graph.run
     names = [source.name for source in sources]
     add = partial(graph.add, task="curate")
-    inputs = [f"{name}/manifest" for name in names] + ["hydra/backbone"]
+    inputs = [f"{name}/manifest" for name in names]
+    inputs += ["hydra/backbone"] * run.config.curation.reads_backbone
     add("curation/topic_model", inputs=inputs, look=partial(curated.topic_model, run, names))
     looks = curated.CurationLooks(run, names)
     for name in names:

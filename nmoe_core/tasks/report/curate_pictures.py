@@ -21,7 +21,7 @@ from nmoe_core.config.tree import ShardPaths
 from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
-    from nmoe_core.curate.topics.embed import EmbeddingTable
+    from nmoe_core.curate.topics.assign import Table
     from nmoe_core.curate.topics.model import TopicModel
 
 _PICTURES = {"topic_cloud.png": "topics of a sample", "k_calibration.png": "number of topics"}
@@ -31,7 +31,7 @@ _MOST_SHARDS = 16
 
 
 def topic_pictures(
-    run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
+    run: Run, sources: Sequence[str], table: Table, model: TopicModel, seq_len: int
 ) -> str:
     """Markdown with the topic cloud and the calibration of the number of topics for windows of
     `seq_len` tokens; drawn from samples of the sources unless the stored pictures are current."""
@@ -113,7 +113,7 @@ def _terms(run: Run, source: str) -> list[list[str]]:
 
 
 def _draw_topics(
-    run: Run, sources: Sequence[str], table: EmbeddingTable, model: TopicModel, seq_len: int
+    run: Run, sources: Sequence[str], table: Table, model: TopicModel, seq_len: int
 ) -> tuple[dict[str, bytes], list[list[str]]]:
     from nmoe_core.curate.diversity.calibrate_k import CANDIDATES, calibrate_k
     from nmoe_core.curate.topics.clusters import flat_projection, typical_terms
@@ -134,19 +134,18 @@ def _draw_topics(
 
 
 def _sample(
-    run: Run, sources: Sequence[str], table: EmbeddingTable
+    run: Run, sources: Sequence[str], table: Table
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Embeddings, lengths and text starts of sampled documents that have text."""
     from nmoe_core.curate.topics.assign import sampled_documents
-    from nmoe_core.curate.topics.embed import embed_documents
 
     tokenizer = load_tokenizer(run.tokenizer)
     manifests = [load_manifest(run.tree.manifest(name)) for name in sorted(sources)]
-    blocks = [np.empty((0, table.rows.shape[1]), np.float32)]
+    blocks: list[np.ndarray] = []
     lengths = [np.empty(0, np.int64)]
     texts = []
     for file, spans in sampled_documents(run.tree, manifests, SAMPLE_DOCUMENTS, run.loader.seed):
-        blocks += embed_documents(file.tokens, spans, table)
+        blocks += table.embed(file, spans)
         lengths.append(spans[:, 1] - spans[:, 0])
         for start, end in spans.tolist():
             stop = min(end - 1, start + _TEXT_TOKENS)

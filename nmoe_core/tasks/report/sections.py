@@ -12,6 +12,7 @@ from loader.plan.file import load_plan
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS
 from nmoe_core.config.run import Run
+from nmoe_core.curate.topics.model import load_topic_model
 from nmoe_core.labels.compare import panel_agreement
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.quality.calibration.graded import read_grading_summary
@@ -230,12 +231,26 @@ def _diversity(corpus: Corpus) -> Iterator[object]:
         "order may exceed it by a few percent."
     )
     yield table(["source", "before", "shuffle", "after", "ceiling", "% of ceiling"], rows)
+    if run.tree.topic_model.is_file():
+        yield from _chosen_block(run)
     if run.tree.topic_terms.is_file():
         names = read_json_object(run.tree.topic_terms)["pictures"]
         files = [run.tree.topics / name for name in names]
         drawn = [png_markdown(read_file(path), path.stem) for path in files if path.is_file()]
         yield _plots(map(pictures, drawn))
     yield from shown
+
+
+def _chosen_block(run: Run) -> Iterator[object]:
+    """The block of whose states topics are made, and the figures of the other blocks."""
+    if choice := load_topic_model(run.tree.topic_model).choice:
+        yield paragraph(
+            f"Topics are made of states after block {choice['block']}, whose topics have the "
+            "highest silhouette on a sample."
+        )
+        yield table(["block", "silhouette"], [list(row.values()) for row in choice["silhouettes"]])
+        if backbone_kind(run) == "tiny":
+            yield note("The backbone has random weights, a placeholder: topics are of chance.")
 
 
 def _plots(found: Iterable[Html]) -> Html:
