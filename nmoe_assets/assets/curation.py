@@ -32,8 +32,8 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         stage="curate",
         kind="scikitlearn",
         description="Topics: centroids of documents, by k-means over their terms (tf-idf with a "
-        "truncated SVD), mean-pooled rows of the backbone's embedding table, or its mean states. The "
-        "model is frozen: a new model reorders all documents, so materialise it by hand.",
+        "truncated SVD), mean-pooled rows of the backbone's embedding table, or its mean states. "
+        "The model is frozen: a new model reorders all documents, so materialise it by hand.",
         code_version=settings.topic_model(run).version,
         deps=[*backbone, *([name, "manifest"] for name in names)],
         downstream=[[name, "topics"] for name in names],
