@@ -43,8 +43,8 @@ class TopicModel:
         from; empty if documents are embedded in another way."""
         if self.standard is None:
             return {}
-        found = self.header["silhouettes"].items()
-        rows = [{"block": int(block), "silhouette": value} for block, value in found]
+        found = self.header["silhouettes"]  # JSON sorts its keys as text
+        rows = [{"block": int(key), "silhouette": found[key]} for key in sorted(found, key=int)]
         return {"block": self.header["block"], "silhouettes": rows}
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 
 from nmoe_core.base.progress import LOGGER
 from nmoe_core.config.run import Run
-from nmoe_core.curate.topics.model import load_topic_model
+from nmoe_core.curate.topics.model import TopicModel, load_topic_model
 from nmoe_core.curate.topics.states import STORE, silhouettes, standard_of, standardised
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.backbone import load_backbone
 from nmoe_core.tasks.graph import curated as graph
+from nmoe_core.tasks.hydra import head_corpus
 from nmoe_core.tasks.report import curate_pictures
-from tests.core.curate.corpus import VOCAB_SIZE, Corpus
+from tests.core.curate.corpus import EOS, VOCAB_SIZE, Corpus
 from tests.refusals import refused
 
 pytest.importorskip("torch")
@@ -82,6 +84,12 @@ def test_planted_topics_are_found_and_the_model_says_by_which_block(corpus: Corp
     assert '"terms"' in terms, "topics of states are named by their terms too"
 
 
+def test_the_blocks_are_shown_in_their_order() -> None:
+    header = {"block": 12, "silhouettes": {"12": 0.4, "3": 0.2, "9": 0.3}}  # as JSON sorts them
+    model = TopicModel(np.zeros((2, 4)), "", header, standard=np.ones((2, 4)))
+    assert [row["block"] for row in model.choice["silhouettes"]] == [3, 9, 12]
+
+
 def test_states_that_are_kept_are_not_computed_again_and_others_give_the_same_bytes(
     corpus: Corpus,
 ) -> None:
@@ -124,14 +132,20 @@ def test_the_backbone_runs_only_the_blocks_up_to_the_chosen_one(
     assert asked == {(block,)}
 
 
-def test_states_in_the_store_of_the_heads_are_copied(corpus: Corpus) -> None:
+def test_states_that_heads_were_trained_on_are_copied(corpus: Corpus) -> None:
+    from nmoe_core.quality.heads.shapes import probe_blocks
+    from nmoe_core.quality.heads.train import FEATURES_DIR
+    from nmoe_core.quality.kept_states import KeptStates
+
     run = of_states(corpus)
+    model = load_backbone(run)
+    names = [name for bucket in range(corpus.num_buckets) for name in corpus.doc_ids(bucket)]
+    kept = KeptStates(model, run.tree.heads / FEATURES_DIR, 2**30, probe_blocks(4))
+    kept.pooled(replace(head_corpus(run), eos_token_id=EOS).read(names))
+    before = model.tokens_processed
     curate.fit_topics(run, ["web"])
-    for bucket in range(corpus.num_buckets):
-        shutil.rmtree(corpus.shard(bucket).with_topics)
-    before = load_backbone(run).tokens_processed
     assigned(run, corpus)
-    assert load_backbone(run).tokens_processed == before
+    assert model.tokens_processed == before
 
 
 def test_only_new_documents_are_computed(make_corpus: Any) -> None:
