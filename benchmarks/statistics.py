@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.families import Alike, families_of
 from benchmarks.verdicts import verdict_rows
 from nmoe_core.base.intervals import (
     Interval,
@@ -29,6 +30,7 @@ from nmoe_core.base.intervals import (
     spearman_interval,
     within_interval,
 )
+from nmoe_core.base.intervals.design import Families, share_trials
 from nmoe_core.quality.heads.metrics import selection_metrics
 
 SIZES = (10, 30, 130, 500)
@@ -90,6 +92,17 @@ def skewed(commonest: float, unrelated: float) -> Draw:
         return first, np.where(rng.random(n) < unrelated, rng.integers(0, 5, n), first)
 
     return draw
+
+
+def in_families(draw: Draw, size: int, alike: float = 0.5) -> Draw:
+    """The columns of documents that are alike within families, and their families."""
+
+    def alike_draw(rng: Rng, n: int) -> Columns:
+        families = families_of(size)(rng, n)
+        generator: Any = Alike(rng, families, alike)
+        return *draw(generator, n), families
+
+    return alike_draw
 
 
 def raters(draw: Draw) -> Draw:
@@ -216,8 +229,16 @@ def _ratio(parts: np.ndarray, wholes: np.ndarray) -> float:
     return float(parts.sum() / wholes.sum())
 
 
-def _share(parts: np.ndarray, wholes: np.ndarray) -> Interval:
+def _share(parts: np.ndarray, wholes: np.ndarray, families: Families = None) -> Interval:
+    if families is not None:
+        return exact_interval(*share_trials(parts, families))
     return exact_interval(int(parts.sum()), len(wholes))
+
+
+def _of_tokens(parts: np.ndarray, wholes: np.ndarray, families: Families = None) -> Interval | None:
+    if families is None:
+        return ratio_interval(parts, wholes)
+    return ratio_interval(np.bincount(families, parts), np.bincount(families, wholes))
 
 
 def _one_source(a: np.ndarray, b: np.ndarray, groups: np.ndarray) -> float | None:
@@ -228,8 +249,8 @@ def _gain(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> float:
     return (spearman(ours, oracle) or 0.0) - (spearman(theirs, oracle) or 0.0)
 
 
-def _of_fifth(name: str) -> Callable[[np.ndarray, np.ndarray], Any]:
-    return lambda a, b: selection_metrics(a, b)[name]
+def _of_fifth(name: str) -> Callable[..., Any]:
+    return lambda *columns: selection_metrics(*columns)[name]
 
 
 FIFTHS = tuple(
@@ -238,7 +259,7 @@ FIFTHS = tuple(
 )
 FIGURES = (
     Figure("share", _ratio, _share, {f"share {share}": hits(share) for share in SHARES}),
-    Figure("share of tokens", _ratio, ratio_interval, RATIOS),
+    Figure("share of tokens", _ratio, _of_tokens, RATIOS),
     Figure("Spearman", spearman, spearman_interval, PAIRS),
     Figure("Spearman within sources", _one_source, within_interval, WITHIN),
     Figure("gain in Spearman", _gain, gain_interval, GAINS),
@@ -247,6 +268,27 @@ FIGURES = (
     Figure("alpha", alpha, alpha_interval, RATED),
     *FIFTHS,
 )
+
+
+SIZES_OF_FAMILIES = {
+    "families of 3": 3,
+    "families of 8": 8,
+    "families of 20": 20,
+    "uneven families": 0,
+}
+# The settings of each figure that are also simulated with families.
+IN_FAMILIES = {
+    "share": ("share 0.02", "share 0.3"),
+    "share of tokens": ("sigma 0.5, 30% kept", "sigma 1.0, 5% kept"),
+    "Spearman": ("normal, 0.5", "grades, 0.9", "5% unrelated"),
+    "Spearman within sources": ("sources of 130, normal, 0.5", "sources of 130, normal, 0.85"),
+    "gain in Spearman": ("0.8 and 0.6, errors 0.5", "0.95 and 0.9, errors 0.0"),
+    "AUC": ("50% positive, gap 1.0, spread 1", "10% positive, gap 2.0, spread 3"),
+    "quadratic kappa": ("grades, 0.6", "50% of one grade, 10% unrelated"),
+    "alpha": ("grades, 0.6", "50% of one grade, 10% unrelated"),
+    "top fifth": ("normal, 0.5", "5% unrelated"),
+    "bottom fifth": ("normal, 0.5", "grades, 0.9"),
+}
 
 
 def truth_of(figure: Figure, draw: Draw) -> float:
@@ -272,10 +314,25 @@ def rows(samples: int) -> Iterator[str]:
     yield "|---|---|" + "---|" * len(SIZES)
     for figure in FIGURES:
         for name, draw in figure.settings.items():
-            truth = truth_of(figure, draw)
-            shares = [covered(figure, draw, n, samples, truth) for n in SIZES]
-            cells = ["-" if share is None else f"{share:.1%}" for share in shares]
-            yield f"| {figure.name} | {name} | {' | '.join(cells)} |"
+            yield _row(figure, name, draw, draw, samples)
+    yield from family_rows(samples)
+
+
+def family_rows(samples: int) -> Iterator[str]:
+    """The rows of documents in families."""
+    known = {f"sources of 130, {name}": sources(PAIRS[name], 130) for name in PAIRS}
+    for figure in FIGURES:
+        for name in IN_FAMILIES[figure.name]:
+            draw = figure.settings.get(name) or known[name]
+            for said, size in SIZES_OF_FAMILIES.items():
+                yield _row(figure, f"{name}; {said}", draw, in_families(draw, size), samples)
+
+
+def _row(figure: Figure, said: str, draw: Draw, drawn: Draw, samples: int) -> str:
+    truth = truth_of(figure, draw)
+    shares = [covered(figure, drawn, n, samples, truth) for n in SIZES]
+    cells = ["-" if share is None else f"{share:.1%}" for share in shares]
+    return f"| {figure.name} | {said} | {' | '.join(cells)} |"
 
 
 def main() -> None:

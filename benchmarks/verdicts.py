@@ -2,15 +2,17 @@
 
 import random
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.families import Alike, families_of
 from loader.errors import PlanError
 from nmoe_core.audit.plans.bisection import find_causes
 from nmoe_core.config.operations import ChecksTable
 from nmoe_core.curate.diversity.measure import measure, worst_of_shuffles
 from nmoe_core.quality.calibration.drift import score_bins, score_drift
+from nmoe_core.quality.calibration.targets import Targets
 from nmoe_core.quality.calibration.thresholds import largest_certified
 from nmoe_core.tasks.ablate.result import effect
 
@@ -117,13 +119,19 @@ def _shuffled(documents: int, topics: int, *, is_seam: bool) -> Callable[[Rng], 
     return trial
 
 
-def _false_drops(labels: int, most: float, risk: float) -> Callable[[Rng], tuple[bool, bool]]:
-    """Scores in 0..1. The oracle keeps the share `risk` times `most` below 0.5, and all above."""
+def _false_drops(
+    labels: int, most: float, risk: float, size: int | None = None
+) -> Callable[[Rng], tuple[bool, bool]]:
+    """Scores in 0..1. The oracle keeps the share `risk` times `most` below 0.5, and all above.
+    Labels of families of `size` are alike; 0 stands for uneven families."""
 
     def trial(rng: Rng) -> tuple[bool, bool]:
-        scores = rng.random(labels)
-        keeps = rng.random(labels) < np.where(scores < 0.5, risk * most, 1.0)
-        tau = largest_certified(scores, keeps, most, 1.0)
+        families = None if size is None else families_of(size)(rng, labels)
+        alike: Any = rng if families is None else Alike(rng, families, 0.8)
+        scores = alike.random(labels)
+        keeps = alike.random(labels) < np.where(scores < 0.5, risk * most, 1.0)
+        targets = Targets(max_false_drop=most)
+        tau = largest_certified(scores, keeps, targets, 1.0, families=families)
         low = min(tau, 0.5)
         is_wrong = tau > 0 and (low * risk * most + tau - low) / tau > most
         return is_wrong, tau > 0
@@ -180,6 +188,17 @@ VERDICTS = (
             f"{labels} labels, at most {most:.0%}, {risk} of it": _false_drops(labels, most, risk)
             for labels in (100, 500, 2000)
             for most in (0.05, 0.2)
+            for risk in (0.0, 0.5, 1.05)
+        },
+    ),
+    Verdict(
+        "bound of false drops",
+        {
+            f"{labels} labels, {name}, at most 20%, {risk} of it": _false_drops(
+                labels, 0.2, risk, size
+            )
+            for labels in (500, 2000)
+            for name, size in (("families of 3", 3), ("families of 20", 20), ("uneven families", 0))
             for risk in (0.0, 0.5, 1.05)
         },
     ),

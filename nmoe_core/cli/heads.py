@@ -138,7 +138,11 @@ def _show_calibration(facts: dict[str, Any]) -> None:
     if "keep_by_source" not in found:  # the published rule has no measurements to show
         return labels.show_outputs(facts)
     taus = ", ".join(f"{name} {found[name]:.4f}" for name in THRESHOLDS if name in found)
-    print(f"{found['grader']}: {taus}; fitted on one half of {found['count']} labels\n")
+    print(f"{found['grader']}: {taus}; fitted on one half of {found['count']} labels")
+    if "families_fit" in found:
+        both = f"{found['families_fit']} in this half, {found['families_report']} in the other"
+        print(f"families: {both}")
+    print()
     rows = [
         [
             *(row["source"], row["documents"], row["tokens"], _share(row)),
@@ -257,6 +261,8 @@ def _given(run: Run, files: dict[str, Path | None]) -> dict[str, Path | None]:
 def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
     """Print how well each possible grader and two baselines without the text rank documents, and
     the cost."""
+    from nmoe_core.quality.heads.metrics import num_documents
+
     if not heads:
         return
     split = "test" if any(found["test"] for found in heads.values()) else "val"
@@ -266,7 +272,7 @@ def show_scoreboard(heads: dict[str, Any], costs: list[dict[str, Any]]) -> None:
         ranked = (_with_interval(found, f"spearman{of}") for of in ("", "_within_source"))
         shares = [_two(found[name]) for name in ("auc_better_half", "precision_top_fifth")]
         last = _with_interval(found, "false_drops_bottom_fifth")
-        rows.append([kind, found["n"], *ranked, *shares, last])
+        rows.append([kind, num_documents(found), *ranked, *shares, last])
         if found.get("num_alike"):
             rest = _with_interval(found, "spearman_not_alike")
             rows.append(["- not alike", found["n"] - found["num_alike"], rest, *[None] * 4])

@@ -310,6 +310,32 @@ class BackboneTable(ModelTable):
         return self
 
 
+class FamilyTable(StrictModel):
+    """`[calibration.family]`: families of documents, such as sites or packages, whose documents are
+    alike. Default: documents count as independent."""
+
+    column: str = Field(default="ingest_id", min_length=1)
+    """What names the family: the ingest id of a document, or a column of `[attributes] columns`."""
+    pattern: str = ".+"
+    """Regular expression. Its first group, or the whole match, names the family; a document without
+    a match is a family of its own."""
+
+    @property
+    def identity(self) -> str:
+        """The settings as one text, for fingerprints."""
+        return f"{self.column} ~ {self.pattern}"
+
+    @model_validator(mode="after")
+    def _names_families(self) -> FamilyTable:
+        if self.column == "ingest_id" and "pattern" not in self.model_fields_set:
+            raise ValueError("set pattern: each document has another ingest id")
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {self.pattern!r}: {error}") from None
+        return self
+
+
 class CalibrationTable(StrictModel):
     """`[calibration]`: how the thresholds of decisions are chosen."""
 
@@ -325,6 +351,13 @@ class CalibrationTable(StrictModel):
     """Whether the targets apply to all documents together, per source, or per language."""
     target_of: dict[str, float] = Field(default_factory=dict)
     """Shares to keep of individual sources or languages; they override target_keep."""
+    family: FamilyTable | None = None
+    """Families of documents, which count together in intervals and bounds."""
+
+    @property
+    def targets(self) -> dict[str, Any]:
+        """The keys of the targets, as `Targets` takes them."""
+        return self.model_dump(exclude={"family"})
 
 
 class GradingTable(StrictModel):

@@ -157,7 +157,8 @@ class Labels:
     `scores` is float32 `[N, D]` on the rubric's `scale`; `targets` is float64 `[N]` in 0..1 if
     every row has an independent `target`, else None. `num_failed` counts rows without scores;
     `num_unsupported` of these have texts that the oracle does not judge. `num_salvaged` counts
-    salvaged rows that were excluded; excluding rows changes `digest`.
+    salvaged rows that were excluded; excluding rows changes `digest`. `families` are strings `[N]`
+    if the run has families of documents and they were looked up.
     """
 
     path: Path
@@ -171,6 +172,7 @@ class Labels:
     num_unsupported: int
     scorer: Scorer
     scale: Scale = QUALITY
+    families: np.ndarray | None = None
 
     @property
     def num_judged(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.intervals import spearman, spearman_interval, within_groups, within_interval
+from nmoe_core.base.intervals.design import Families
 from nmoe_core.labels.scores import QUALITY, Scale, rounded
 
 NUM_LENGTH_GROUPS = 10
@@ -67,7 +68,11 @@ def regression_line(x: np.ndarray, y: np.ndarray) -> tuple[float, float] | None:
 
 
 def agreement(
-    predicted: np.ndarray, oracle: np.ndarray, sources: Sequence[str], scale: Scale = QUALITY
+    predicted: np.ndarray,
+    oracle: np.ndarray,
+    sources: Sequence[str],
+    scale: Scale = QUALITY,
+    families: Families = None,
 ) -> dict[str, Any]:
     """Agreement of predicted scores `[N, D]` with the oracle's, overall and within sources.
 
@@ -94,11 +99,12 @@ def agreement(
         }
     return {
         "n": len(oracle),
+        **({} if families is None else {"families": len(np.unique(families))}),
         "mae": {name: rounded(np.abs(e).mean()) for name, e, _, _ in columns},
         "r2": {name: rounded(_explained(x, y)) for name, _, x, y in columns},
         "qwk": kappas,
-        "dimensions": {name: _correlations(x, y, sources) for name, _, x, y in columns},
-        **_correlations(a, b, sources),
+        "dimensions": {name: _correlations(x, y, sources, families) for name, _, x, y in columns},
+        **_correlations(a, b, sources, families),
         "mae_aggregate": rounded(np.abs(a - b).mean()),
         "r2_aggregate": rounded(_explained(a, b)),
         "per_source": per_source,
@@ -112,13 +118,15 @@ def _explained(predicted: np.ndarray, truth: np.ndarray) -> float | None:
     return 1 - float(((predicted - truth) ** 2).mean()) / spread if spread > 0 else None
 
 
-def _correlations(a: np.ndarray, b: np.ndarray, sources: Sequence[str]) -> dict[str, Any]:
+def _correlations(
+    a: np.ndarray, b: np.ndarray, sources: Sequence[str], families: Families
+) -> dict[str, Any]:
     """`spearman` and `spearman_within_source`, each with a 95 % interval."""
     return {
         "spearman": rounded(spearman(a, b)),
-        "spearman_ci95": spearman_interval(a, b),
-        "spearman_within_source": rounded(within_groups(a, b, sources)),
-        "spearman_within_source_ci95": within_interval(a, b, sources),
+        "spearman_ci95": spearman_interval(a, b, families),
+        "spearman_within_source": rounded(within_groups(a, b, sources, families)),
+        "spearman_within_source_ci95": within_interval(a, b, sources, families),
     }
 
 

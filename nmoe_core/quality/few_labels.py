@@ -36,7 +36,8 @@ def few_labels(curve: Curve, val: Labels, rows: np.ndarray) -> list[dict[str, An
             good = rows & np.isfinite(scores).all(axis=1)
             given, oracle = (val.scale.aggregate(of[good]) for of in (scores, val.scores))
             row[name] = rounded(spearman(given, oracle))
-            row[f"{name}_ci95"] = spearman_interval(given, oracle)
+            families = None if val.families is None else val.families[good]
+            row[f"{name}_ci95"] = spearman_interval(given, oracle, families)
         found.append(row)
     return found
 

@@ -6,7 +6,7 @@ after prep either work on complete documents or raise an error. Tokens are memor
 does not grow with the shard.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
@@ -180,6 +180,25 @@ def ingest_ids_at(manifest: Manifest, documents: np.ndarray) -> list[str]:
             path = resolve_inside(manifest.path.parent, str(entry.extra.get("ids_path")))
             found += _ids_at(path, documents[start:stop] - first, entry.num_documents)
         first += entry.num_documents
+    return found
+
+
+def document_numbers(tree_root: Path, manifest: Manifest, documents: Sequence[DocId]) -> np.ndarray:
+    """Numbers of documents of a shard, in the order of `shard_files`: int64 `[documents]`. Raises
+    FormatError if a span is not a document of the shard (E-DOCID)."""
+    starts: dict[str, tuple[int, np.ndarray]] = {}
+    first = 0
+    for entry in _in_order(manifest):
+        rel = manifest.shard_path(entry).relative_to(tree_root).as_posix()
+        starts[rel] = first, document_spans(manifest, entry)[:, 0]
+        first += entry.num_documents
+    found = np.empty(len(documents), np.int64)
+    for i, one in enumerate(documents):
+        first, begins = starts.get(one.rel, (0, np.empty(0, np.int64)))
+        place = int(np.searchsorted(begins, one.start))
+        if place == len(begins) or begins[place] != one.start:
+            raise FormatError("the shard has no such document", where=str(one), code="E-DOCID")
+        found[i] = first + place
     return found
 
 

@@ -14,6 +14,7 @@ from nmoe_core.config.tree import SCORES_NAME
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import logged_progress
 from nmoe_core.prep.run import Existing, prep_shards, write_manifest
+from nmoe_core.quality.families import families_of
 from nmoe_core.shards.manifest import left_out
 from nmoe_core.sources.open import open_source
 from nmoe_core.tasks.hydra import ids_for_grader, load_grader
@@ -138,7 +139,8 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     if predictions is None:
         done = calibrate_compat(labels, out, table.target_keep)
     else:
-        done = calibrate_predictions(labels, predictions, out, Targets(**table.model_dump()))
+        given = labels, predictions, out, Targets(**table.targets)
+        done = calibrate_predictions(*given, families_of(run))
     path = str(run.tree.calibration_summary)
     return Result(done.digest, done.facts | {"path": path})
 

@@ -15,6 +15,7 @@ from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.run import Run
+from nmoe_core.quality.families import families_of
 from nmoe_core.quality.grading.rules_only import keep_documents, require_grader
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.tasks.graph.require import require_inputs
@@ -133,7 +134,7 @@ def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:
 
     val = labels.get("val") or _merged(run, "val")
     test = _labels(run, labels, "test")
-    targets = Targets(**run.config.calibration.model_dump())
+    targets = Targets(**run.config.calibration.targets)
     languages = shard_languages(run.tree)
     out = run.tree.calibration
     return calibrate(val, _graders(run), out, targets, test, languages)
@@ -299,7 +300,8 @@ def student_corpus(run: Run, max_tokens: int) -> Corpus:
     """Documents for the student: the part that the oracle reads, in the ids of the shards."""
     from nmoe_core.quality.heads.scores import Corpus
 
-    return Corpus(run.tree.data, load_tokenizer(run.tokenizer).eos_token_id, max_tokens)
+    eos = load_tokenizer(run.tokenizer).eos_token_id
+    return Corpus(run.tree.data, eos, max_tokens, families=families_of(run))
 
 
 def head_corpus(run: Run) -> Corpus:
@@ -311,7 +313,8 @@ def head_corpus(run: Run) -> Corpus:
     max_ctx = run.config.heads.max_ctx
     if run.has_file:
         tokenizer = load_tokenizer(run.tokenizer)
-        return Corpus(data, tokenizer.eos_token_id, max_ctx, ids_for_model(run))
+        given = data, tokenizer.eos_token_id, max_ctx, ids_for_model(run)
+        return Corpus(*given, families_of(run))
     manifests = sorted(data.glob(f"*/train/{MANIFEST_NAME}"))
     found = sorted({load_manifest(path).eos_token_id for path in manifests})
     if len(found) != 1:
@@ -321,4 +324,4 @@ def head_corpus(run: Run) -> Corpus:
             found=", ".join(map(str, found)) or "no manifest",
             do="give the directory that contains {source}/train/manifest.json",
         )
-    return Corpus(data, found[0], max_ctx, ids_for_model(run))
+    return Corpus(data, found[0], max_ctx, ids_for_model(run), families_of(run))

@@ -38,6 +38,7 @@ from nmoe_core.quality.calibration.summary_file import (
     read_calibration,
 )
 from nmoe_core.quality.calibration.targets import DELTA, Languages, Targets, require_languages
+from nmoe_core.quality.families import FamilyNames, with_families
 from nmoe_core.quality.heads.metrics import require_same_scorer
 from nmoe_core.quality.heads.scores import Corpus, Scorer, one_thread
 
@@ -46,7 +47,7 @@ FACTS = (
     *("tau_drop", "tau_keep", "tau_probe", "tau_student", "weights_source"),
     *("target_keep", "target_unit", "achieved_keep", "achieved_keep_ci95", "achieved_band"),
     *("achieved_drop", "achieved_keep_tokens", "achieved_keep_tokens_ci95"),
-    *("early_exit_rate", "count"),
+    *("early_exit_rate", "count", "families_fit", "families_report"),
     *("target_by", "target_keep_of_all", "groups"),
     *("dropping", "untouched", "grader", "left_out", "false_drop_rate", "false_drop_rate_upper95"),
     *("num_dropped", "max_false_drop", "keep_by_source", "drops_by_labels", "triage"),
@@ -207,9 +208,10 @@ def _scored(
     equal bytes."""
     started = time.perf_counter()
     of_test = None
-    of_val = rows_from_scorer(scorer, corpus, labels)
+    of_val = rows_from_scorer(scorer, corpus, with_families(labels, corpus.families))
     if test is not None:
-        of_test = rows_from_scorer(scorer, corpus, test, of_val.keys.tolist())
+        measured = with_families(test, corpus.families)
+        of_test = rows_from_scorer(scorer, corpus, measured, of_val.keys.tolist())
     count = len(labels.doc_ids) + (0 if test is None else len(test.doc_ids))
     hours = (time.perf_counter() - started) / count * 1e6 / 3600
     costs.append({"grader": scorer.kind, "hours_per_million_documents": float(f"{hours:.3g}")})
@@ -217,7 +219,11 @@ def _scored(
 
 
 def calibrate_predictions(
-    labels_val: Path, predictions: Path, out_dir: Path, targets: Targets
+    labels_val: Path,
+    predictions: Path,
+    out_dir: Path,
+    targets: Targets,
+    families: FamilyNames | None = None,
 ) -> Result:
     """Calibrate as `calibrate` does, with scores from a file that grading wrote without early
     exits.
@@ -228,12 +234,13 @@ def calibrate_predictions(
         LabelError: As `calibrate`.
     """
     labels = _val_labels(labels_val)
-    rows = rows_from_predictions(predictions, labels)
+    rows = rows_from_predictions(predictions, with_families(labels, families))
     fingerprints = {
         "code": CALIBRATE_CODE,
         "labels": labels.digest,
         "predictions": sha256_file(predictions),
         "settings": sha256_json(targets.identity),
+        **({} if families is None else families.fingerprints),
     }
     rows = _grouping(targets, target_languages(targets, None, labels.doc_ids))(rows)
     return _fit(out_dir, labels, targets, fingerprints, lambda: [(rows, None)])

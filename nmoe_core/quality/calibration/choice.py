@@ -20,6 +20,7 @@ from nmoe_core.base.settings import GRADER_NAMES, GraderKind
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.rows import CalibrationRows
 from nmoe_core.quality.heads.head_files import stacked_digest
+from nmoe_core.quality.heads.metrics import in_families
 from nmoe_core.quality.heads.scores import stacked
 
 # A grader's rows of val, and of test if test has labels.
@@ -66,7 +67,7 @@ def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
     tests = _shared(tests) if len(tests) == len(vals) else [None] * len(vals)
     # More documents are equal for a grader that reads fewer tokens. Split by the keys of this
     # grader, so that documents that are equal for any grader are in the same half.
-    keys = min((val.keys for val in vals), key=lambda keys: len(np.unique(keys)))
+    keys = min((val.clusters for val in vals), key=lambda keys: len(np.unique(keys)))
     return [Scored(*val.halves(keys), test) for val, test in zip(vals, tests)]
 
 
@@ -106,7 +107,8 @@ def _fresh(rows: Sequence[CalibrationRows]) -> list[CalibrationRows]:
 
 
 def _lower_bound(rows: CalibrationRows) -> float:
-    interval = spearman_interval(*map(rows.scale.aggregate, (rows.judge, rows.oracle)))
+    judge = rows.scale.aggregate(rows.judge)
+    interval = spearman_interval(judge, rows.scale.aggregate(rows.oracle), rows.families)
     return -1.0 if interval is None else interval[0]
 
 
@@ -115,10 +117,11 @@ def _compared(graders: Sequence[CalibrationRows]) -> dict[str, Any]:
     which is the first, and the next, and the difference between judge and probe."""
     oracle = graders[0].scale.aggregate(graders[0].oracle)
     scores = {rows.grader: rows.scale.aggregate(rows.judge) for rows in graders}
+    families = graders[0].families
     figures = {
         name: {
             "spearman": rounded(spearman(given, oracle)),
-            "spearman_ci95": spearman_interval(given, oracle),
+            "spearman_ci95": spearman_interval(given, oracle, families),
         }
         for name, given in scores.items()
     }
@@ -127,11 +130,12 @@ def _compared(graders: Sequence[CalibrationRows]) -> dict[str, Any]:
     theirs = figures[other]["spearman"]
     return {
         "documents": len(oracle),
+        **({} if families is None else {"families": len(np.unique(families))}),
         "graders": figures,
         "chosen": chosen,
         "other": other,
         "difference": None if ours is None or theirs is None else rounded(ours - theirs),
-        "difference_ci95": gain_interval(scores[chosen], scores[other], oracle),
+        "difference_ci95": gain_interval(scores[chosen], scores[other], oracle, families),
         **_judge_over_probe(graders, oracle),
     }
 
@@ -145,7 +149,9 @@ def _judge_over_probe(graders: Sequence[CalibrationRows], oracle: np.ndarray) ->
             other = spearman(probe, oracle)
             gain = None if own is None or other is None else rounded(own - other)
             found = {"judge_over_probe": gain}
-            return found | {"judge_over_probe_ci95": gain_interval(judge, probe, oracle)}
+            return found | {
+                "judge_over_probe_ci95": gain_interval(judge, probe, oracle, rows.families)
+            }
     return {}
 
 
@@ -157,8 +163,8 @@ def _sentence(report: dict[str, Any]) -> str:
     shown = ", ".join(f"{GRADER_NAMES[name]} {_shown(figures)}" for name, figures in graders)
     said = GRADER_NAMES[chosen].capitalize()
     said += " grades" if chosen == "student" else " grade"
-    found = f"{said}. Spearman with the oracle on {report['documents']} documents that the "
-    found += f"choice did not see: {shown}; "
+    found = f"{said}. Spearman with the oracle on {report['documents']} documents"
+    found += f"{in_families(report)} that the choice did not see: {shown}; "
     if report["difference"] is None or report["difference_ci95"] is None:
         return found + "no difference can be given."
     low, high = report["difference_ci95"]

@@ -116,9 +116,9 @@ def _point(fit: CalibrationRows, scale: Scale, targets: Targets) -> Point:
             )
     counts = _weights(fit) if targets.target_unit == "tokens" else None
     oracle_tau = would_keep(fitted.oracle, targets.target_keep, counts)
-    early = (fitted.student, fitted.probe)
+    graders = fitted.student, fitted.probe, fitted.judge
     keeps = fitted.oracle >= oracle_tau
-    taus = fit_thresholds(early, fitted.judge, keeps, targets, fit.is_held_out, counts)
+    taus = fit_thresholds(graders, keeps, targets, fit.is_held_out, counts, fitted.families)
     return Point(oracle_tau, taus)
 
 

@@ -6,6 +6,7 @@ Each rate has a 95 % interval or upper bound.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from nmoe_core.base.intervals import (
     spearman_interval,
     upper_bound,
 )
+from nmoe_core.base.intervals.design import Families, share_trials
 from nmoe_core.labels.scores import Scale, rounded
 from nmoe_core.quality.agreement import (
     agreement,
@@ -42,12 +44,13 @@ Taus = Thresholds | RowThresholds
 
 
 class Aggregates(NamedTuple):
-    """Aggregated scores `[N]` in 0..1."""
+    """Aggregated scores `[N]` in 0..1, and the families of documents if there are any."""
 
     probe: np.ndarray | None
     judge: np.ndarray
     oracle: np.ndarray
     student: np.ndarray | None = None
+    families: Families = None
 
     @classmethod
     def of(cls, rows: CalibrationRows, scale: Scale) -> Aggregates:
@@ -56,7 +59,8 @@ class Aggregates(NamedTuple):
         probe, student = (None if s is None else scale.aggregate(s) for s in early)
         judge = scale.aggregate(rows.judge)
         oracle = scale.aggregate(rows.oracle)
-        return cls(probe, judge, oracle, student)
+        families = None if rows.families is None else rows.clusters
+        return cls(probe, judge, oracle, student, families)
 
     def left_at(self, taus: Taus) -> dict[str, np.ndarray]:
         """For each early step, in order: the mask of the documents that this step or an earlier
@@ -92,27 +96,31 @@ def errors(scores: Aggregates, taus: Taus, oracle_keeps: np.ndarray) -> dict[str
     keeps = decided == 2
     drops = decided == 0
     judge_keeps = scores.judge >= taus.tau_keep
+    share = partial(_share, scores.families)
     return {
         "num_dropped": int(drops.sum()),
         "num_false_drops": int((drops & oracle_keeps).sum()),
-        **_share("false_drop_rate", oracle_keeps, drops, "upper95"),
-        **_share("probe_false_drop_rate", oracle_keeps, exits, "upper95"),
-        **_share("probe_judge_conflict_rate", judge_keeps, exits, "upper95"),
-        **_share("probe_lost_keep_rate", judge_keeps & exits, np.ones_like(exits), "upper95"),
-        **_share("precision_keep", oracle_keeps, keeps, "ci95"),
-        **_share("recall_keep", keeps, oracle_keeps, "ci95"),
+        **share("false_drop_rate", oracle_keeps, drops, "upper95"),
+        **share("probe_false_drop_rate", oracle_keeps, exits, "upper95"),
+        **share("probe_judge_conflict_rate", judge_keeps, exits, "upper95"),
+        **share("probe_lost_keep_rate", judge_keeps & exits, np.ones_like(exits), "upper95"),
+        **share("precision_keep", oracle_keeps, keeps, "ci95"),
+        **share("recall_keep", keeps, oracle_keeps, "ci95"),
         "oracle_keep": rounded(oracle_keeps.mean()),
     }
 
 
-def _share(name: str, of: np.ndarray, among: np.ndarray, bound: str) -> dict[str, Any]:
+def _share(
+    families: Families, name: str, of: np.ndarray, among: np.ndarray, bound: str
+) -> dict[str, Any]:
     """A share of documents, and its 95 % interval (`ci95`) or upper bound (`upper95`)."""
     hits = int(of[among].sum())
     count = int(among.sum())
     if not count:
         return {name: None, f"{name}_{bound}": None}
-    interval = interval_of(exact_interval(hits, count))
-    found = interval if bound == "ci95" else rounded(upper_bound(hits, count))
+    trials = (hits, count) if families is None else share_trials(of[among], families[among])
+    interval = interval_of(exact_interval(*trials))
+    found = interval if bound == "ci95" else rounded(upper_bound(*trials))
     return {name: rounded(hits / count), f"{name}_{bound}": found}
 
 
@@ -138,8 +146,9 @@ def triage(
     scores, oracle_keeps, own = report
     left, shown = ({**s.left_at(t), "judge": s.decisions(t) == 0} for s, _, t in (fit, report))
     judge_keeps = scores.judge >= own.tau_keep
+    share = partial(_share, scores.families)
     for step, drops in shown.items():
-        proof = Certificate.of(left[step], fit_keeps, delta)
+        proof = Certificate.of(left[step], fit_keeps, delta, fit[0].families)
         found.append(
             {
                 "step": step,
@@ -147,8 +156,8 @@ def triage(
                 "leave": rounded(drops.mean() - before),
                 "labels_below": proof.num_below,
                 "certified_upper95": rounded(proof.upper95),
-                **_share("false_drop_rate", oracle_keeps, drops, "upper95"),
-                **_share("lost_keep_rate", judge_keeps & drops, np.ones_like(drops), "upper95"),
+                **share("false_drop_rate", oracle_keeps, drops, "upper95"),
+                **share("lost_keep_rate", judge_keeps & drops, np.ones_like(drops), "upper95"),
             }
         )
         before = drops.mean()
@@ -168,7 +177,7 @@ def decision_agreement(
     np.add.at(matrix, (by_oracle, decided), 1)
     return {
         "auc_keep": rounded(auc(deployed, oracle_keeps)),
-        "auc_keep_ci95": auc_interval(deployed, oracle_keeps),
+        "auc_keep_ci95": auc_interval(deployed, oracle_keeps, scores.families),
         "average_precision_keep": rounded(average_precision(deployed, oracle_keeps)),
         "decisions_oracle_by_grading": matrix.tolist(),
         "decision_kappa": rounded(quadratic_kappa(by_oracle, decided, 3)),
@@ -209,14 +218,15 @@ def head_agreement(fit: CalibrationRows, report: CalibrationRows, scale: Scale) 
     """Agreement of each head with the oracle, and of the heads with each other, on the rows
     `report`."""
     sources = report.sources.tolist()
-    found: dict[str, Any] = {"judge": agreement(report.judge, report.oracle, sources, scale)}
+    given = report.oracle, sources, scale, report.families
+    found: dict[str, Any] = {"judge": agreement(report.judge, *given)}
     if report.probe is not None:
-        found["probe"] = agreement(report.probe, report.oracle, sources, scale)
+        found["probe"] = agreement(report.probe, *given)
         a = scale.aggregate(report.probe)
         b = scale.aggregate(report.judge)
         found["probe_with_judge"] = {
             "spearman": rounded(spearman(a, b)),
-            "spearman_ci95": spearman_interval(a, b),
+            "spearman_ci95": spearman_interval(a, b, report.families),
         }
     found["baselines"] = baselines(
         (fit.oracle, fit.sources.tolist(), fit.lengths),

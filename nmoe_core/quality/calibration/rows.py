@@ -40,10 +40,11 @@ class CalibrationRows:
     the student's scores if the student grades. `student` holds the scores of a student that runs
     before the probe; `student_digest` names its file. `targets` is float `[N]` or None. `lengths`
     is int64 `[N]` in tokens, 0 if the id holds no token span. `groups` are strings `[N]` if groups
-    have their own thresholds, else None. `is_held_out` (bool `[N]`) marks the rows that may be used
-    for quality metrics. `left_out` counts, by reason, the documents that quality metrics exclude;
-    `trained_on` is None if it is not known. If student and probe grade together, `judge` holds
-    their mean with the weight `probe_weight`, and `probe` is None: the probe alone drops nothing.
+    have their own thresholds, `families` if documents come in families, else None. `is_held_out`
+    (bool `[N]`) marks the rows that may be used for quality metrics. `left_out` counts, by reason,
+    the documents that quality metrics exclude; `trained_on` is None if it is not known. If student
+    and probe grade together, `judge` holds their mean with the weight `probe_weight`, and `probe`
+    is None: the probe alone drops nothing.
     """
 
     keys: np.ndarray
@@ -63,6 +64,21 @@ class CalibrationRows:
     scale: Scale = QUALITY
     groups: np.ndarray | None = None
     probe_weight: float | None = None
+    families: np.ndarray | None = None
+
+    @property
+    def clusters(self) -> np.ndarray:
+        """What intervals count together, `[N]`: the copies of a document, or all documents of the
+        family of its first copy."""
+        if self.families is None:
+            return self.keys
+        _, first, places = np.unique(self.keys, return_index=True, return_inverse=True)
+        return self.families[first][places]
+
+    @property
+    def drawn(self) -> tuple[np.ndarray, bool]:
+        """The clusters, and whether they are families."""
+        return self.clusters, self.families is not None
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -78,9 +94,9 @@ class CalibrationRows:
         return self.take(self.is_held_out)
 
     def halves(self, keys: np.ndarray | None = None) -> tuple[CalibrationRows, CalibrationRows]:
-        """Split the rows into two halves by the MD5 of `keys` (default: the rows' keys); rows with
-        equal keys are in the same half."""
-        keys = self.keys if keys is None else keys
+        """Split the rows into two halves by the MD5 of `keys` (default: the rows' clusters); rows
+        with equal keys are in the same half."""
+        keys = self.clusters if keys is None else keys
         digests = (hashlib.md5(key.encode(), usedforsecurity=False) for key in keys.tolist())
         hashes = np.array([digest.hexdigest() for digest in digests])
         is_first = hashes < np.sort(hashes)[len(hashes) // 2]
@@ -199,6 +215,7 @@ def _rows(
         heads_digest=grader[1],
         left_out={"label_failed": labels.num_failed, "label_salvaged": labels.num_salvaged},
         scale=labels.scale,
+        families=labels.families,
     )
 
 

@@ -1,11 +1,12 @@
 """Shares of kept documents and kept tokens; intervals count the copies of a document as one
-document."""
+document, and documents of a family as less than their number."""
 
 from typing import Any
 
 import numpy as np
 
 from nmoe_core.base.intervals import Interval, exact_interval, ratio_interval
+from nmoe_core.base.intervals.design import effective_count, share_trials
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.measures import interval_of
 from nmoe_core.quality.calibration.rows import CalibrationRows
@@ -15,8 +16,8 @@ ALL = "all"
 
 def token_share(rows: CalibrationRows, keeps: np.ndarray) -> dict[str, Any]:
     """Share of the tokens in kept documents (`keeps`, bool `[N]`), with an interval in which
-    all copies of a document count together."""
-    places = np.unique(rows.keys, return_inverse=True)[1]
+    all copies of a document, or documents of a family, count together."""
+    places = np.unique(rows.clusters, return_inverse=True)[1]
     kept, tokens = (
         np.bincount(places, weights) for weights in (rows.lengths * keeps, rows.lengths)
     )
@@ -43,7 +44,7 @@ def keep_shares(
                 "tokens": int(tokens.sum()),
                 "keep_documents": rounded(kept.mean()),
                 "keep_documents_ci95": interval_of(
-                    exact_interval(*independent(kept, rows.keys[member]))
+                    exact_interval(*independent(kept, *rows.take(member).drawn))
                 ),
                 "keep_tokens": rounded(tokens[kept].sum() / tokens.sum()) if tokens.any() else None,
             }
@@ -51,22 +52,28 @@ def keep_shares(
     return found
 
 
-def keep_interval(fit_keep: np.ndarray, report_keep: np.ndarray, keys: np.ndarray) -> Interval:
+def keep_interval(
+    fit_keep: np.ndarray, report_keep: np.ndarray, clusters: np.ndarray, in_families: bool = False
+) -> Interval:
     """95 % interval for the share of new documents that the fitted thresholds keep.
 
     Both halves of val are used. In the report half, kept documents are counted. In the fit half,
     the threshold is an order statistic, so the share above the threshold has the distribution
     Beta(k, n - k + 1), whatever the distribution of scores. The interval pools both counts at 97.5
     %: it must cover both the share of new documents and the share of the report half, so each gets
-    half of the error probability (Bonferroni). `keys` are the content keys of the documents of both
+    half of the error probability (Bonferroni). `clusters` are of the documents of both
     halves.
     """
-    return exact_interval(*independent(np.concatenate([fit_keep, report_keep]), keys), 0.025)
+    hits = np.concatenate([fit_keep, report_keep])
+    return exact_interval(*independent(hits, clusters, in_families), 0.025)
 
 
-def independent(hits: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
-    """The numbers of hits and of documents. Both are reduced to the effective sample size (Kish
-    1965), because copies always get the same decision."""
-    copies = np.unique(keys, return_counts=True)[1].astype(float)
-    count = float(copies.sum() ** 2 / (copies**2).sum())
+def independent(
+    hits: np.ndarray, clusters: np.ndarray, in_families: bool = False
+) -> tuple[float, float]:
+    """The numbers of hits and of documents. Both are reduced: by the design effect of families, or
+    to the effective sample size (Kish 1965), because copies always get the same decision."""
+    if in_families:
+        return share_trials(hits, clusters)
+    count = effective_count(clusters)
     return float(hits.mean()) * count, count

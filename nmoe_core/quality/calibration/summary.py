@@ -13,6 +13,7 @@ import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.intervals import auc, exact_interval, upper_bound
+from nmoe_core.base.intervals.design import Families
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.drift import score_bins
 from nmoe_core.quality.calibration.fit import Fitted, fit_on
@@ -102,6 +103,7 @@ def summarise(
         "count": len(proof) + len(shown),
         "count_fit": len(proof),
         "count_report": len(shown),
+        **_families(proof, shown),
         "target_keep": targets.target_keep,
         **({"target_unit": "tokens"} if targets.target_unit == "tokens" else {}),
         "target_drop": targets.target_drop,
@@ -109,7 +111,7 @@ def summarise(
         **_certified(a, of_proof, proof_keeps, targets),
         "drops_by_labels": {}
         if fitted.groups
-        else drops_by_labels(a.deployed(taus), proof_keeps, targets, taus.tau_keep),
+        else drops_by_labels(a.deployed(taus), proof_keeps, targets, taus.tau_keep, a.families),
         **_shares(fit, report, fitted),
         **_of_groups(fit, report, fitted, targets),
         **errors(b, of_shown, oracle_keeps),
@@ -125,19 +127,27 @@ def summarise(
     }
 
 
+def _families(*halves: CalibrationRows) -> dict[str, int]:
+    """The numbers of families of the documents on which bounds are proved and figures measured."""
+    drawn = zip(("families_fit", "families_report"), (one.families for one in halves))
+    return {name: len(np.unique(one)) for name, one in drawn if one is not None}
+
+
 def _certified(
     scores: Aggregates, taus: RowThresholds, oracle_keeps: np.ndarray, targets: Targets
 ) -> dict[str, Any]:
     """The bound on false drops that the fit half proves: as a sentence for readers, and as numbers
     for the blocking check."""
     is_dropped = scores.decisions(taus) == 0
-    found = Certificate.of(is_dropped, oracle_keeps, targets.delta)
+    found = Certificate.of(is_dropped, oracle_keeps, targets.delta, scores.families)
     if found.num_below:
         said = (
             f"at most {targets.max_false_drop:.4f} of the distinct texts below the threshold, if "
         )
         said += "no grader was trained on them, are ones that the oracle keeps, with 95 % "
         said += f"confidence: {found.num_wrong} of {found.num_below} labels below"
+        if scores.families is not None:
+            said += f", of {len(np.unique(scores.families[is_dropped]))} families"
     else:
         said = f"nothing is dropped: {len(is_dropped)} labels prove no threshold to have at most "
         said += f"{targets.max_false_drop:.4f} false drops, so what is not kept is in the band"
@@ -147,6 +157,7 @@ def _certified(
             "dropped": found.num_below,
             "false_drops": found.num_wrong,
             "false_drop_rate_upper95": rounded(found.upper95),
+            **({} if scores.families is None else {"trials": rounded(found.num_trials)}),
             "delta": targets.delta,
         },
     }
@@ -173,9 +184,10 @@ def _shares(fit: CalibrationRows, report: CalibrationRows, fitted: Fitted) -> di
     }
     for place, name in enumerate(DECISIONS):
         hits = decided == place
-        interval = exact_interval(*independent(hits, report.keys))
+        interval = exact_interval(*independent(hits, *report.drawn))
         if name == "keep":
-            interval = keep_interval(fit_keep, hits, np.concatenate([fit.keys, report.keys]))
+            clusters = np.concatenate([fit.clusters, report.clusters])
+            interval = keep_interval(fit_keep, hits, clusters, report.drawn[1])
         found[f"achieved_{name}"] = rounded(hits.mean())
         found[f"achieved_{name}_ci95"] = interval_of(interval)
     if report.lengths.all():
@@ -189,7 +201,9 @@ def _false_drops(
     """How many dropped documents of a source (or of `all`), with their copies, the oracle would
     keep, and the upper bound of their share, in which copies count together."""
     member = drops & ((rows.sources == source) | (source == ALL))
-    bound = upper_bound(*independent(wrong[member], rows.keys[member])) if member.any() else None
+    bound = (
+        upper_bound(*independent(wrong[member], *rows.take(member).drawn)) if member.any() else None
+    )
     counts = {"dropped": int(member.sum()), "false_drops": int(wrong[member].sum())}
     return {**counts, "false_drop_rate_upper95": rounded(bound)}
 
@@ -219,7 +233,11 @@ def _of_groups(
 
 
 def drops_by_labels(
-    scores: np.ndarray, oracle_keeps: np.ndarray, targets: Targets, tau_keep: float
+    scores: np.ndarray,
+    oracle_keeps: np.ndarray,
+    targets: Targets,
+    tau_keep: float,
+    families: Families = None,
 ) -> dict[str, Any]:
     """The cost of the bound on false drops: how many more documents could be dropped with more
     labels.
@@ -238,7 +256,11 @@ def drops_by_labels(
     more = []
     for times in (1, 2, 4, 8, 16, 32):
         repeated = np.repeat(scores, times), np.repeat(oracle_keeps, times)
-        tau = largest_certified(*repeated, targets.max_false_drop, tau_keep, delta=targets.delta)
+        drawn = None
+        if families is not None:  # more labels are of more families
+            places = np.unique(families, return_inverse=True)[1]
+            drawn = np.repeat(places * times, times) + np.tile(np.arange(times), len(places))
+        tau = largest_certified(*repeated, targets, tau_keep, None, drawn)
         more.append([times * len(scores), rounded((scores < tau).mean())])
     last = np.flatnonzero(is_safe)
     return {"certain": rounded((last[-1] + 1) / len(scores) if len(last) else 0.0), "more": more}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple, get_args
@@ -16,8 +17,9 @@ import numpy as np
 
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.intervals import chance_of_at_most, upper_bound
+from nmoe_core.base.intervals.design import Families, effective_count
 from nmoe_core.labels.scores import DECIMALS, QUALITY, Scale
-from nmoe_core.quality.calibration.targets import DELTA, Targets
+from nmoe_core.quality.calibration.targets import Targets
 
 Decision = Literal["drop", "band", "keep"]
 Group = str | None
@@ -80,38 +82,46 @@ class Certificate(NamedTuple):
     num_below: int
     num_wrong: int
     upper95: float
+    num_trials: float
 
     @classmethod
-    def of(cls, is_below: np.ndarray, is_wrong: np.ndarray, delta: float) -> Certificate:
-        """Count over bool `[N]` arrays; the bound fails with probability `delta`."""
+    def of(
+        cls, is_below: np.ndarray, is_wrong: np.ndarray, delta: float, families: Families = None
+    ) -> Certificate:
+        """Count over bool `[N]` arrays; the bound fails with probability `delta`. Documents of a
+        family count as equal, so there are only as many trials as `effective_count` tells."""
         below = int(is_below.sum())
         wrong = int((is_below & is_wrong).sum())
-        return cls(below, wrong, upper_bound(wrong, below, delta) if below else 0.0)
+        if not below:
+            return cls(0, 0, 0.0, 0.0)
+        trials = below if families is None else effective_count(families[is_below])
+        return cls(below, wrong, upper_bound(wrong * trials / below, trials, delta), trials)
 
 
 def fit_thresholds(
-    early: Sequence[np.ndarray | None],
-    judge: np.ndarray,
+    graders: Sequence[np.ndarray | None],
     oracle_keeps: np.ndarray,
     targets: Targets,
     is_proof: np.ndarray | None = None,
     weights: np.ndarray | None = None,
+    families: Families = None,
 ) -> Thresholds:
     """Fit the thresholds on documents that all graders scored, from aggregated scores `[N]`.
 
-    `early` holds the scores of the student and of the probe, in the order in which they run; None
-    for a step that does not run. Documents that exit early count as dropped: `max_false_drop`
-    bounds the share of false drops among the drops up to each step, and among all drops.
-    `oracle_keeps` (bool `[N]`) marks the documents that the oracle would keep. `is_proof` (bool
-    `[N]`, all by default) marks the documents on which bounds are proved: no grader was trained on
+    `graders` holds the scores of the student, the probe and the judge, in the order in which they
+    run; None for an early step that does not run. Documents that exit early count as dropped:
+    `max_false_drop` bounds the share of false drops among the drops up to each step, and among all
+    drops. `oracle_keeps` (bool `[N]`) marks the documents that the oracle would keep. `is_proof`
+    (bool `[N]`, all by default) marks those on which bounds are proved: no grader was trained on
     them, and each content occurs once. `weights` (`[N]`, 1 each by default) weigh the documents in
-    the shares to keep and to drop. Raises CalibrationError if the share to drop breaks the bound
-    (E-CALIBRATION-BOUND).
+    the shares to keep and to drop. Documents of a family (`families`, `[N]`) count as equal in
+    bounds. Raises CalibrationError if the share to drop breaks the bound (E-CALIBRATION-BOUND).
     """
+    *early, judge = graders
+    assert judge is not None
     proof = np.ones(len(judge), np.bool_) if is_proof is None else is_proof
-    most = targets.max_false_drop
+    drawn = None if families is None else families[proof]
     drop = targets.target_drop
-    delta = targets.delta
     counts = np.ones(len(judge), np.int64) if weights is None else weights
     num_keep = max(counts.min(), round(targets.target_keep * counts.sum()))
     least_keep = _least_tau_keep(judge, counts, num_keep)
@@ -131,7 +141,7 @@ def fit_thresholds(
             ceiling = min(ceiling, float(scores[order][min(num_dropped, len(scores) - 1)]))
         judge_keeps = judge[proof] >= least_keep
         taus[step] = largest_certified(
-            scores[proof], oracle_keeps[proof], most, ceiling, judge_keeps, delta
+            scores[proof], oracle_keeps[proof], targets, ceiling, judge_keeps, drawn
         )
         has_left |= scores < taus[step]
     deployed = np.where(has_left, -1.0, judge)
@@ -141,12 +151,14 @@ def fit_thresholds(
     tau_keep = max(midpoint_above(descending, num_keep, reached), least_keep)
     if drop is None:
         proved = deployed[proof], oracle_keeps[proof]
-        tau_drop = largest_certified(*proved, most, tau_keep, delta=delta)
+        tau_drop = largest_certified(*proved, targets, tau_keep, None, drawn)
     else:
         num_stay = counts.sum() - round(drop * counts.sum())
         tau_drop = min(midpoint_above(descending, num_stay, reached), tau_keep)
         is_below = (deployed < tau_drop) & proof
-        _require_bound(Certificate.of(is_below, oracle_keeps, targets.delta), targets, proof)
+        _require_bound(
+            Certificate.of(is_below, oracle_keeps, targets.delta, families), targets, proof
+        )
     tau_student, tau_probe = taus
     return Thresholds(tau_probe, tau_drop, tau_keep, tau_student)
 
@@ -204,10 +216,10 @@ def midpoint_above(
 def largest_certified(
     scores: np.ndarray,
     oracle_keeps: np.ndarray,
-    max_false_drop: float,
+    targets: Targets,
     ceiling: float,
     judge_keeps: np.ndarray | None = None,
-    delta: float = DELTA,
+    families: Families = None,
 ) -> float:
     """The largest threshold, up to `ceiling`, that is proved to drop few good documents; 0.0 if no
     threshold passes.
@@ -220,8 +232,9 @@ def largest_certified(
     threshold that fails a bound. This is fixed-sequence testing, so it needs no correction for the
     number of thresholds (Angelopoulos et al. 2021, Learn then Test). The first sequence starts at
     the lowest threshold that can pass: the one with just enough documents below it if none of them
-    is wrong.
+    is wrong. Documents of a family (`families`, `[N]`) count as equal.
     """
+    max_false_drop = targets.max_false_drop
     if max_false_drop <= 0:
         return 0.0
     order = np.argsort(scores, kind="stable")
@@ -229,23 +242,38 @@ def largest_certified(
     ranked = scores[order]
     false_drops = np.cumsum(oracle_keeps[order])
     lost = np.zeros(num_scores, int) if judge_keeps is None else np.cumsum(judge_keeps[order])
-    delta = delta / len(STARTS)
+    delta = targets.delta / len(STARTS)
     best = 0.0
     fewest = math.log(delta) / math.log1p(-max_false_drop)
+    trials = np.arange(1, num_scores + 1) if families is None else _trials(families[order])
     for start in STARTS:
-        for place in range(math.ceil(start * fewest), num_scores, max(1, num_scores // 100)):
+        first = int(np.searchsorted(np.maximum.accumulate(trials), start * fewest)) + 1
+        for place in range(first, num_scores, max(1, num_scores // 100)):
             count = int(np.searchsorted(ranked, ranked[place], side="left"))
             if count == 0:
                 continue
             tau = _between(float(ranked[count - 1]), float(ranked[count]))
-            chance = chance_of_at_most(int(false_drops[count - 1]), count, max_false_drop)
+            num = trials[count - 1]
+            chance = chance_of_at_most(false_drops[count - 1] * num / count, num, max_false_drop)
             if judge_keeps is not None:
-                num_lost = int(lost[count - 1])
-                chance = max(chance, chance_of_at_most(num_lost, num_scores, MAX_LOST_KEEP))
+                num_lost = lost[count - 1] * trials[-1] / num_scores
+                chance = max(chance, chance_of_at_most(num_lost, trials[-1], MAX_LOST_KEEP))
             if tau > ceiling or chance > delta:
                 break
             best = max(best, tau)
     return best
+
+
+def _trials(families: np.ndarray) -> np.ndarray:
+    """`effective_count` of the first document, of the first two, and so on: float64 `[N]`."""
+    seen: Counter[str] = Counter()
+    found = np.empty(len(families))
+    squares = 0
+    for i, family in enumerate(families.tolist()):
+        squares += 2 * seen[family] + 1
+        seen[family] += 1
+        found[i] = (i + 1) ** 2 / squares
+    return found
 
 
 def _between(low: float, high: float) -> float:

@@ -21,6 +21,7 @@ from nmoe_core.base.atomic import replacing, write_jsonl
 from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import CalibrationError
 from nmoe_core.base.intervals import exact_interval, lower_bound, upper_bound
+from nmoe_core.base.intervals.design import share_trials
 from nmoe_core.config.run import Run
 from nmoe_core.labels.documents import shard_documents
 from nmoe_core.labels.jobs import LabelJob, labelling_of
@@ -29,6 +30,7 @@ from nmoe_core.labels.oracle import Record, latest, one_scale, read_records
 from nmoe_core.labels.scores import parse_scores, rounded
 from nmoe_core.quality.calibration.graded import read_graded
 from nmoe_core.quality.calibration.summary_file import read_calibration
+from nmoe_core.quality.families import families_of
 from nmoe_core.text.tokenizer import load_tokenizer
 
 ALL = "all"
@@ -96,6 +98,7 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
         records |= latest(read_records(job.out_dir / SCORES_NAME))
     if len(drawn) > 1:
         drawn[ALL] = {name: _joined([d[name] for d in drawn.values()], count) for name in _NAMES}
+    families = families_of(run)
     weights = calibrated["weights"]
     tau = calibrated["oracle_tau_keep"]
     groups = {row["group"]: row["oracle_tau_keep"] for row in calibrated.get("groups", ())}
@@ -106,14 +109,18 @@ def audit_grades(run: Run, sources: Sequence[str], count: int) -> list[Audited]:
         keeps = _aggregates(asked, weights, run.tree.labels) >= np.array(own)
         num_labels = len(keeps)
         hits = int(keeps.sum())
-        low, high = exact_interval(hits, num_labels)
+        trials: tuple[float, float] = hits, num_labels
+        if families is not None and num_labels:
+            doc_ids = [one.doc_id for one, r in zip(found.lowest, asked) if r["ok"]]
+            trials = share_trials(keeps, families(doc_ids))
+        low, high = exact_interval(*trials)
         return Audited(
             *(source, _NAMES[name], found.documents, len(asked), len(asked) - num_labels),
             worth_keeping=rounded(hits / num_labels) if num_labels else None,
             low=low,
             high=high,
-            at_least=lower_bound(hits, num_labels),
-            at_most=upper_bound(hits, num_labels),
+            at_least=lower_bound(*trials),
+            at_most=upper_bound(*trials),
         )
 
     return [audited(s, name, found) for s, both in drawn.items() for name, found in both.items()]

@@ -11,6 +11,7 @@ from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.labels.label_files import Labels, read_labels
 from nmoe_core.labels.slices import data_digest
+from nmoe_core.quality.families import with_families
 from nmoe_core.quality.few_labels import Curve, few_labels
 from nmoe_core.quality.heads.metrics import head_metrics, held_out, require_same_scorer
 from nmoe_core.quality.heads.scores import Corpus, DocumentTokens
@@ -18,7 +19,7 @@ from nmoe_core.text.near_copies import MIN_OVERLAP, near_copies
 
 MIN_LABELS = 10
 # Names of the fingerprints that do not affect the weights.
-REPORTED_ON = ("labels_val", "labels_test", "student")
+REPORTED_ON = ("labels_val", "labels_test", "student", "families")
 _FIGURES = {"val": "metrics", "test": "test_metrics"}
 # (split, its labels, its documents) -> scores `[N, D]`.
 Predict = Callable[[str, Labels, DocumentTokens], np.ndarray]
@@ -97,6 +98,7 @@ class Labelled:
         for split, name in _FIGURES.items():
             labels = self.reported.get(split)
             if labels is not None and labels.doc_ids:
+                labels = with_families(labels, corpus.families)
                 documents = corpus.read(labels.doc_ids)
                 contents = documents.digests()
                 copies = contents[near_copies(documents.tokens, read)]

@@ -16,7 +16,6 @@ import numpy as np
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError, LabelError
 from nmoe_core.base.intervals import (
-    MIN_ITEMS,
     Interval,
     auc,
     auc_interval,
@@ -25,6 +24,7 @@ from nmoe_core.base.intervals import (
     spearman,
     spearman_interval,
 )
+from nmoe_core.base.intervals.design import Design, Families
 from nmoe_core.labels.agreement import read_noise
 from nmoe_core.labels.label_files import Labels
 from nmoe_core.labels.oracle import Scorer
@@ -87,21 +87,23 @@ def head_metrics(
     if len(good) < MIN_DOCUMENTS:
         return {}
     sources = [labels.sources[i] for i in good.tolist()]
-    metrics = agreement(predicted[good], labels.scores[good], sources, labels.scale)
+    families = None if labels.families is None else labels.families[good]
+    metrics = agreement(predicted[good], labels.scores[good], sources, labels.scale, families)
     metrics |= baselines(
         (train.scores, train.sources, document_lengths(train.doc_ids)),
         (labels.scores[good], sources, document_lengths(labels.doc_ids)[good]),
         labels.scale,
     )
     given, oracle = (labels.scale.aggregate(of[good]) for of in (predicted, labels.scores))
-    metrics |= selection_metrics(given, oracle)
+    metrics |= selection_metrics(given, oracle, families)
     for name, scores in others.items():
-        metrics |= _beside(name, given, labels.scale.aggregate(scores[good]), oracle)
+        metrics |= _beside(name, given, labels.scale.aggregate(scores[good]), oracle, families)
     if fresh.is_alike is not None:
         rest = ~fresh.is_alike[good]
         metrics["num_alike"] = int((~rest).sum())
         metrics["spearman_not_alike"] = rounded(spearman(given[rest], oracle[rest]))
-        metrics["spearman_not_alike_ci95"] = spearman_interval(given[rest], oracle[rest])
+        drawn = None if families is None else families[rest]
+        metrics["spearman_not_alike_ci95"] = spearman_interval(given[rest], oracle[rest], drawn)
     metrics |= noise_ceiling(labels.path)
     return metrics | {
         **share_of_ceiling(metrics),
@@ -111,7 +113,9 @@ def head_metrics(
     }
 
 
-def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+def selection_metrics(
+    given: np.ndarray, oracle: np.ndarray, families: Families = None
+) -> dict[str, Any]:
     """How well the scores `[N]` select the documents that the oracle's scores `[N]` would select,
     with 95 % intervals.
 
@@ -122,7 +126,7 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     of the lowest-scored fifth that is in the oracle's better half; a random order reaches
     `chance_bottom_fifth`. Shares have Clopper-Pearson intervals over the documents of the fifth.
     They are approximate, because the edge of the fifth depends on the sample too. Intervals are
-    None below `MIN_ITEMS` documents. That of the top fifth is None too if several documents tie at
+    None of few documents or families. That of the top fifth is None too if several documents tie at
     the edge of the oracle's best fifth: another sample may count all of them as inside or outside.
     """
     better = oracle > np.median(oracle)
@@ -130,41 +134,46 @@ def selection_metrics(given: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
     last = np.sort(oracle)[-count]
     best = oracle >= last
 
-    def highest(scores: np.ndarray, hits: np.ndarray) -> float:
+    def highest(scores: np.ndarray, hits: np.ndarray) -> tuple[float, Interval | None]:
         # The order among equal scores is arbitrary, so each tied document counts in part.
         edge = np.sort(scores)[-count]
         above = scores > edge
         at = scores == edge
-        return float(hits[above].sum() + hits[at].mean() * (count - above.sum())) / count
-
-    def interval(share: float) -> Interval | None:
-        return exact_interval(share * count, count) if len(oracle) >= MIN_ITEMS else None
+        weights = above + at * (count - above.sum()) / at.sum()
+        share = float(weights @ hits) / count
+        design = Design.of(weights * (hits - share), families)
+        if design is None:
+            return share, None
+        trials = design.trials(count)
+        return share, exact_interval(share * trials, trials)
 
     is_tied = (oracle == last).sum() > 1
-    precision = highest(given, best)
-    false_drops = highest(-given, better)
+    precision, precision_interval = highest(given, best)
+    false_drops, false_drops_interval = highest(-given, better)
     return {
         "auc_better_half": rounded(auc(given, better)),
-        "auc_better_half_ci95": auc_interval(given, better),
+        "auc_better_half_ci95": auc_interval(given, better, families),
         "precision_top_fifth": rounded(precision),
-        "precision_top_fifth_ci95": None if is_tied else interval(precision),
+        "precision_top_fifth_ci95": None if is_tied else precision_interval,
         "chance_top_fifth": rounded(best.mean()),
         "false_drops_bottom_fifth": rounded(false_drops),
-        "false_drops_bottom_fifth_ci95": interval(false_drops),
+        "false_drops_bottom_fifth_ci95": false_drops_interval,
         "chance_bottom_fifth": rounded(better.mean()),
     }
 
 
-def _beside(name: str, ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> dict[str, Any]:
+def _beside(
+    name: str, ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray, families: Families
+) -> dict[str, Any]:
     """Rank correlation of another grader's aggregates `[N]` with the oracle, and the head's gain
     over this grader, with intervals."""
     own = spearman(ours, oracle)
     other = spearman(theirs, oracle)
     return {
         f"spearman_{name}": rounded(other),
-        f"spearman_{name}_ci95": spearman_interval(theirs, oracle),
+        f"spearman_{name}_ci95": spearman_interval(theirs, oracle, families),
         f"gain_over_{name}": rounded(None if own is None or other is None else own - other),
-        f"gain_over_{name}_ci95": gain_interval(ours, theirs, oracle),
+        f"gain_over_{name}_ci95": gain_interval(ours, theirs, oracle, families),
     }
 
 
@@ -281,9 +290,10 @@ def _row(cells: Sequence[object]) -> str:
 def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
     if not metrics:
         return []
+    families = in_families(metrics)
     lines = [
-        f"Agreement with the oracle on {metrics['n']} {split} documents, with 95 % intervals "
-        "that are approximate; no intervals below 10 documents.",
+        f"Agreement with the oracle on {metrics['n']} {split} documents{families}, with 95 % "
+        "intervals that are approximate; no intervals below 10 documents.",
         f"Excluded: {metrics['num_trained_on']} documents whose content was used in training, "
         f"{metrics.get('num_near_copies', 0)} of them near copies of a training document; "
         f"{metrics['num_repeated']} documents that repeat the content of another document.",
@@ -335,6 +345,16 @@ def _figures(metrics: dict[str, Any], split: str = "val") -> list[str]:
         said += "" if share is None else f"; share reached: {_cell(metrics, 'share_of_ceiling')}"
         lines.append(f"{said}.")
     return lines
+
+
+def in_families(metrics: dict[str, Any]) -> str:
+    """What follows a number of documents if they come in families: the number of families."""
+    return f" of {metrics['families']} families" if metrics.get("families") else ""
+
+
+def num_documents(metrics: dict[str, Any]) -> int | str:
+    """The number of measured documents, with the number of their families if there are any."""
+    return f"{metrics['n']}{in_families(metrics)}" if metrics.get("families") else metrics["n"]
 
 
 def _of_others(metrics: dict[str, Any]) -> list[str]:

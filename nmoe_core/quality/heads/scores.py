@@ -20,6 +20,7 @@ from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.labels.scores import Scale
+from nmoe_core.quality.families import FamilyNames
 from nmoe_core.shards.documents import DocumentReader
 from nmoe_core.text.models import ModelIds
 
@@ -58,11 +59,15 @@ class Corpus:
     max_ctx: int
     model: ModelIds | None = None
     """Translates token ids if the shards do not have the backbone's tokenizer; else None."""
+    families: FamilyNames | None = None
+    """The families of documents, if there are any."""
 
     @property
     def fingerprints(self) -> Fingerprints:
-        """Fingerprints of the translation of token ids, in addition to those of the shards."""
-        return {} if self.model is None else self.model.fingerprints
+        """Fingerprints of the translation of token ids and of families, in addition to those of the
+        shards."""
+        used = (one for one in (self.model, self.families) if one is not None)
+        return {name: value for one in used for name, value in one.fingerprints.items()}
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
         """Documents by id; raises as `DocumentReader.tokens`."""

@@ -209,9 +209,11 @@ def _false_drops(summary: dict[str, Any]) -> Verdict:
     dropped = int(summary.get("num_dropped", usual))
     wrong = int(summary.get("num_false_drops", round((rate or 0.0) * dropped)))
     proof = summary.get("certificate", {"dropped": dropped, "false_drops": wrong})
-    counts = proof["false_drops"], proof["dropped"], proof.get("delta", 0.05)
+    # Labels in families are fewer independent trials.
+    part = proof.get("trials", proof["dropped"]) / max(proof["dropped"], 1)
+    counts = part * proof["false_drops"], part * proof["dropped"], proof.get("delta", 0.05)
     upper = upper_bound(*counts) if proof["dropped"] else 0.0
-    least = lower_bound(wrong, dropped)
+    least = lower_bound(part * wrong, part * dropped)
     found = f"{proof['false_drops']} of {proof['dropped']} dropped labels are false drops, which "
     found += f"proves at most {max(upper, most):.4f} of distinct texts, {most:.4f} allowed; "
     found += f"in the other half, the oracle would keep {wrong} of {dropped} dropped documents"

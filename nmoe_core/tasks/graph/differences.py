@@ -11,6 +11,7 @@ Kind = Literal["setting", "input", "code", "files"]
 _CODE = ("code", "format")
 _NAMED = {
     "tokenizer": "tokenizer",
+    "families": "calibration.family",
     "model_tokenizer": "tokenizer of the backbone",
     "eos_token_id": "prep.eos_token",
     "bos_token_id": "prep.bos_token",

@@ -183,7 +183,7 @@ class ModelLooks:
         read = [read_labels(run.tree.merged_labels(split)) for split in labelled_splits(run)[1:]]
         val = read[0]
         test = read[1] if len(read) > 1 and read[1].doc_ids else None
-        targets = Targets(**run.config.calibration.model_dump())
+        targets = Targets(**run.config.calibration.targets)
         doc_ids = [*val.doc_ids, *(test.doc_ids if test else ())]
         named = target_languages(targets, shard_languages(run.tree), doc_ids)
         graders = list(self._graders())
@@ -228,7 +228,7 @@ class ModelLooks:
     def _graders(self) -> Iterator[tuple[Fingerprints, int]]:
         """The fingerprints and the kind of tokens of each grader that calibration chooses from."""
         from nmoe_core.quality.heads.head_files import read_header
-        from nmoe_core.tasks.hydra import head_corpus
+        from nmoe_core.tasks.hydra import head_corpus, student_corpus
 
         run = self.run
         asked = self.run.config.grading.grader
@@ -241,7 +241,8 @@ class ModelLooks:
             found = {**head_corpus(run).fingerprints, **head_digests(run)}
             yield found | (student if is_asked_first else {}), run.config.heads.max_ctx
         if asked != "hydra":
-            yield student, int(read_header(run.tree.student)["max_ctx"])
+            max_ctx = int(read_header(run.tree.student)["max_ctx"])
+            yield student_corpus(run, max_ctx).fingerprints | student, max_ctx
 
 
 def head_digests(run: Run) -> Fingerprints:

@@ -123,7 +123,8 @@ def labels(run: Run) -> MadeWith:
 def student(run: Run) -> MadeWith:
     """Settings of the student. How much text the student reads is not listed: it equals `[oracle]
     max_doc_tokens`, which is a setting of the labels."""
-    return MadeWith(STUDENT_CODE, {"heads.use_salvaged": run.config.heads.use_salvaged})
+    found = {"heads.use_salvaged": run.config.heads.use_salvaged}
+    return MadeWith(STUDENT_CODE, found | _family(run))
 
 
 def head(run: Run, kind: Literal["probe", "judge"]) -> MadeWith:
@@ -132,14 +133,21 @@ def head(run: Run, kind: Literal["probe", "judge"]) -> MadeWith:
     recipe = table.probe.recorded if kind == "probe" else table.judge.model_dump(mode="json")
     found = {f"heads.{kind}.{name}": value for name, value in recipe.items()}
     shared = ("max_ctx", "seed", "use_salvaged")
-    return MadeWith(TRAIN_CODE, found | {f"heads.{name}": getattr(table, name) for name in shared})
+    found |= {f"heads.{name}": getattr(table, name) for name in shared}
+    return MadeWith(TRAIN_CODE, found | _family(run))
 
 
 def calibration(run: Run) -> MadeWith:
     """Settings of the thresholds."""
-    settings = run.config.calibration.model_dump(mode="json")
+    settings = run.config.calibration.targets
     found = {f"calibration.{name}": value for name, value in settings.items()}
-    return MadeWith(CALIBRATE_CODE, found | _grader(run))
+    return MadeWith(CALIBRATE_CODE, found | _grader(run) | _family(run))
+
+
+def _family(run: Run) -> dict[str, Any]:
+    """The families of documents, if the run has any: cards and thresholds depend on them."""
+    family = run.config.calibration.family
+    return {} if family is None else {"calibration.family": family.identity}
 
 
 def grades(run: Run) -> MadeWith:

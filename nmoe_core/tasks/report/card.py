@@ -9,6 +9,7 @@ from typing import Any
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.prep.mixture import run_sources
+from nmoe_core.quality.heads.metrics import in_families
 from nmoe_core.tasks.report.corpus import UNREADABLE, Corpus, readable_manifest
 from nmoe_core.tasks.report.origins import facts, origin
 from nmoe_core.tasks.report.sections import language_shares, with_interval
@@ -129,7 +130,8 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
             names = ("spearman", "spearman_not_alike")
             figures = [with_interval(metrics, name) or "-" for name in names]
             figures.insert(1, metrics.get("num_alike", "-"))
-            row = [kind, oracle, split, f"{metrics.get('n', 0):,}", *figures]
+            number = f"{metrics.get('n', 0):,}{in_families(metrics)}"
+            row = [kind, oracle, split, number, *figures]
             yield f"| {' | '.join(map(str, row))} |"
     if found["kept"] is not None and run.tree.plan.is_file():
         yield "\n## Use\n"

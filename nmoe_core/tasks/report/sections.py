@@ -18,6 +18,7 @@ from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.quality.calibration.graded import read_grading_summary
 from nmoe_core.quality.calibration.summary_file import read_calibration
 from nmoe_core.quality.few_labels import FEW_LABELS_SAID, few_labels_table
+from nmoe_core.quality.heads.metrics import num_documents
 from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
 from nmoe_core.report.plots import calibration_plot, kept_picture, png_markdown
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture
@@ -143,7 +144,9 @@ def _scoreboard(corpus: Corpus) -> Iterator[object]:
                 figures = (with_interval(found, name) for name in names)
                 last = found["num_alike"], with_interval(found, "spearman_not_alike")
                 last += (with_interval(found, "noise_ceiling"),)
-                rows.append([kind, split, found["n"], *figures, *map(found.get, ends), *last])
+                rows.append(
+                    [kind, split, num_documents(found), *figures, *map(found.get, ends), *last]
+                )
     header = ["grader", "split", "documents", "Spearman", "within source", "AUC", "top fifth"]
     header += ["bottom fifth", "mean error", "source alone", "length alone", "alike"]
     header += ["Spearman without them", "noise ceiling"]

@@ -33,7 +33,7 @@ from nmoe_core.tasks.selection.composition import composition, most_moved
 DIGEST_STEPS = 8
 _RANKED = ("spearman", "spearman_within_source", "auc_better_half", "precision_top_fifth")
 _RANKED += ("false_drops_bottom_fifth", "spearman_student", "gain_over_student")
-_SCOREBOARD = ("n", *_RANKED, *(f"{name}_ci95" for name in _RANKED), "mae_aggregate")
+_SCOREBOARD = ("n", "families", *_RANKED, *(f"{name}_ci95" for name in _RANKED), "mae_aggregate")
 _SCOREBOARD += ("spearman_source_only", "spearman_length_only", "noise_ceiling")
 _SCOREBOARD += ("noise_ceiling_ci95", "noise_ceiling_documents")
 _SCOREBOARD += ("chance_top_fifth", "chance_bottom_fifth")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.statistics import FIGURES, covered, truth_of
+from benchmarks.statistics import FIGURES, covered, in_families, truth_of
 from nmoe_core.base.intervals import (
     alpha,
     alpha_interval,
@@ -15,6 +15,7 @@ from nmoe_core.base.intervals import (
     within_groups,
     within_interval,
 )
+from nmoe_core.base.intervals.design import share_trials
 
 SAMPLES = 150
 LEAST = 0.9  # nominal 0.95; more than two standard errors below
@@ -109,3 +110,54 @@ def test_the_interval_of_alpha_covers_the_truth(num_raters: int) -> None:
     rng = np.random.default_rng(2)
     found = [alpha_interval(drawn(rng, 60)) or (1.0, 0.0) for _ in range(SAMPLES)]
     assert np.mean([low <= truth <= high for low, high in found]) >= LEAST
+
+
+IN_FAMILIES = [
+    ("share", "share 0.3", 8, 130),
+    ("share of tokens", "sigma 0.5, 30% kept", 8, 130),
+    ("Spearman", "normal, 0.5", 8, 130),
+    ("Spearman", "20% unrelated", 0, 500),
+    ("gain in Spearman", "0.8 and 0.6, errors 0.5", 8, 500),
+    ("AUC", "50% positive, gap 1.0, spread 1", 8, 500),
+    ("quadratic kappa", "50% of one grade, 10% unrelated", 20, 500),
+]
+
+
+@pytest.mark.parametrize(("figure", "setting", "size", "n"), IN_FAMILIES)
+def test_an_interval_of_documents_in_families_covers_the_truth_and_one_without_families_does_not(
+    figure: str, setting: str, size: int, n: int
+) -> None:
+    one = next(one for one in FIGURES if one.name == figure)
+    draw = one.settings[setting]
+    drawn = in_families(draw, size, alike=0.8)
+    truth = truth_of(one, draw)
+    found = covered(one, drawn, n, SAMPLES, truth)
+    assert found is not None
+    assert found >= LEAST
+    alone = one._replace(interval=lambda *columns: one.interval(*columns[:-1]))
+    missed = covered(alone, drawn, n, SAMPLES, truth)
+    assert missed is not None
+    assert missed < LEAST
+
+
+def test_no_interval_is_given_of_fewer_than_ten_families_or_of_a_few_that_decide() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal(200)
+    b = a + rng.standard_normal(200)
+    of_nine = np.arange(200) % 9
+    of_one_large = np.minimum(np.arange(200), 100)  # the others are of one document
+    for families in (of_nine, of_one_large):
+        found = [spearman_interval(a, b, families), gain_interval(a, b, b, families)]
+        found += [auc_interval(a, b > 0, families), within_interval(a, b, ["web"] * 200, families)]
+        found += [concordance_interval(np.rint(a), np.rint(b), families)]
+        assert found == [None] * len(found)
+    assert spearman_interval(a, b, np.arange(200) % 50) is not None
+
+
+def test_a_share_without_hits_counts_families_as_equal() -> None:
+    families = np.repeat(np.arange(40), 5)
+    hits, trials = share_trials(np.zeros(200), families)
+    assert hits == 0
+    assert 30 < trials <= 40
+    few = share_trials(np.zeros(200), np.repeat(np.arange(4), 50))
+    assert few == (0, pytest.approx(4))

@@ -51,7 +51,7 @@ def fit(scores: Scored, target_keep: float, max_false_drop: float) -> Thresholds
     """Thresholds of these documents."""
     keeps = scores.oracle >= would_keep(scores.oracle, target_keep)
     targets = Targets(target_keep, max_false_drop)
-    return fit_thresholds((scores.student, scores.probe), scores.judge, keeps, targets)
+    return fit_thresholds((scores.student, scores.probe, scores.judge), keeps, targets)
 
 
 def write_val(directory: Path, scores: Scored) -> tuple[Path, Path]:

@@ -177,9 +177,9 @@ def test_copies_of_one_text_prove_no_more_than_the_text_itself() -> None:
     keeps = judge > 0.6
     is_first = np.zeros(len(judge), np.bool_)
     is_first[np.unique(judge, return_index=True)[1]] = True
-    proved = fit_thresholds((None, None), judge, keeps, Targets(0.3, 0.02), is_first)
-    copied = fit_thresholds((None, None), judge, keeps, Targets(0.3, 0.02))
+    proved = fit_thresholds((None, None, judge), keeps, Targets(0.3, 0.02), is_first)
+    copied = fit_thresholds((None, None, judge), keeps, Targets(0.3, 0.02))
     assert copied.tau_drop > 0
     assert proved.tau_drop == 0
     with refused("E-CALIBRATION-BOUND"):
-        fit_thresholds((None, None), judge, keeps, Targets(0.3, 0.02, 0.5), is_first)
+        fit_thresholds((None, None, judge), keeps, Targets(0.3, 0.02, 0.5), is_first)

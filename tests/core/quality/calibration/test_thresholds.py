@@ -63,12 +63,13 @@ def test_the_largest_certified_threshold_is_one_whose_bound_holds() -> None:
     scores = np.arange(1000) / 1000
     keeps = np.zeros(1000, np.bool_)
     keeps[600:] = True
+    two = Targets(max_false_drop=0.02)
     # From 564 in steps of 10: 4 errors among 604 pass at a quarter of 5 %, 14 among 614 do not.
-    assert largest_certified(scores, keeps, 0.02, 1.0) == pytest.approx(0.6035)
-    assert largest_certified(scores, keeps, 0.02, 0.45) == pytest.approx(0.4470, abs=0.004)
-    assert largest_certified(scores, keeps, 0.0, 1.0) == 0.0
-    assert largest_certified(scores[:200], keeps[:200], 0.02, 1.0) == 0.0, "too few to be sure"
-    assert largest_certified(scores, ~keeps, 0.02, 1.0) == 0.0
+    assert largest_certified(scores, keeps, two, 1.0) == pytest.approx(0.6035)
+    assert largest_certified(scores, keeps, two, 0.45) == pytest.approx(0.4470, abs=0.004)
+    assert largest_certified(scores, keeps, Targets(max_false_drop=0.0), 1.0) == 0.0
+    assert largest_certified(scores[:200], keeps[:200], two, 1.0) == 0.0, "too few to be sure"
+    assert largest_certified(scores, ~keeps, two, 1.0) == 0.0
 
 
 @settings(max_examples=60)
@@ -86,7 +87,7 @@ def test_a_target_in_tokens_keeps_that_share_of_tokens_up_to_one_document(
     whole = tokens.sum()
     oracle_tau = would_keep(scores.oracle, target_keep, tokens)
     assert tokens[scores.oracle >= oracle_tau].sum() >= target_keep * whole - tokens.max()
-    asked = (None, None), scores.judge, scores.oracle >= oracle_tau
+    asked = (None, None, scores.judge), scores.oracle >= oracle_tau
     unit = Targets(target_keep, target_unit="tokens")
     taus = fit_thresholds(*asked, unit, None, tokens)
     kept = tokens[scores.judge >= taus.tau_keep].sum()
@@ -117,13 +118,13 @@ def test_the_early_exit_takes_hardly_any_of_what_the_judge_keeps() -> None:
     judge, probe = rng.permutation(4000) / 4000, rng.permutation(4000) / 4000
     # The oracle would keep nothing, so every exit is safe by its word.
     nothing, targets = np.zeros(4000, np.bool_), Targets(0.5, 0.5)
-    taus = fit_thresholds((None, probe), judge, nothing, targets)
+    taus = fit_thresholds((None, probe, judge), nothing, targets)
     lost = (judge >= taus.tau_keep) & (probe < taus.tau_probe)
     assert 0 < lost.sum() <= 40
     assert (probe < taus.tau_probe).sum() > lost.sum()
     # A student that takes all that may be lost leaves nothing for the probe to take.
     student = rng.permutation(4000) / 4000
-    both = fit_thresholds((student, probe), judge, nothing, targets)
+    both = fit_thresholds((student, probe, judge), nothing, targets)
     lost = (judge >= both.tau_keep) & ((student < both.tau_student) | (probe < both.tau_probe))
     assert 0 < lost.sum() <= 40
     assert both.tau_student > 0

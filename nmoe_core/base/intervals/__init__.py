@@ -2,8 +2,8 @@
 
 Shares have exact intervals (Clopper-Pearson). Correlations and ratios have intervals by Student's t
 and the influence of each document on the figure, which is the limit of the jackknife for small
-weights: one pass over sorted values, and no draws. Intervals assume that documents are independent.
-No interval is given of fewer than `MIN_ITEMS` documents.
+weights: one pass over sorted values, and no draws. Families of documents widen them by the design
+effect. No interval is given of fewer than `MIN_ITEMS` documents or families.
 """
 
 import math
@@ -12,8 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MIN_ITEMS = 10
+from nmoe_core.base.intervals.design import (
+    MIN_ITEMS,
+    NUM_MISSED,
+    Design,
+    Families,
+    effective_count,
+    t_half_width,
+)
+
 Interval = tuple[float, float]
+Groups = Sequence[str] | np.ndarray
 
 
 def exact_interval(num_hits: float, num_trials: float, delta: float = 0.05) -> Interval:
@@ -39,24 +48,18 @@ def lower_bound(num_errors: float, num_trials: float, delta: float = 0.05) -> fl
     return 1 - upper_bound(num_trials - num_errors, num_trials, delta) if num_errors else 0.0
 
 
-def chance_of_at_most(most: int, num_trials: int, rate: float) -> float:
-    """Probability of at most `most` errors in `num_trials` trials with the error rate `rate`."""
-    from scipy.special import bdtr
+def chance_of_at_most(most: float, num_trials: float, rate: float) -> float:
+    """Probability of at most `most` errors in `num_trials` trials with the error rate `rate`;
+    counts may be fractional."""
+    from scipy.special import betainc
 
-    return float(bdtr(most, num_trials, rate)) if most < num_trials else 1.0
-
-
-def t_half_width(error: float, degrees: float) -> float:
-    """Half the width of a 95 % interval with this standard error, by Student's t."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(max(degrees, 1.0), 0.975)) * error
+    return float(betainc(num_trials - most, most + 1, 1 - rate)) if most < num_trials else 1.0
 
 
 def ratio_interval(parts: np.ndarray, wholes: np.ndarray) -> Interval | None:
-    """95 % interval of sum(parts) / sum(wholes) over documents, `[N]` each, `parts` at most
-    `wholes`. None if the few largest documents decide the sum: below `MIN_ITEMS` documents of
-    effective size (Kish 1965)."""
+    """95 % interval of sum(parts) / sum(wholes) over documents or families, `[N]` each, `parts` at
+    most `wholes`. None if the few largest decide the sum: below `MIN_ITEMS` of effective size (Kish
+    1965)."""
     total = wholes.sum()
     count = total**2 / (wholes**2).sum()
     if count < MIN_ITEMS:
@@ -94,12 +97,14 @@ class _Correlation(NamedTuple):
         total = (self.influence**2).sum() + num_more * self.unrelated
         return value, max(normal, float(total) / ((num + num_more) * (num + num_more - 1)))
 
-    def interval(self) -> Interval:
-        """By Fisher's z. The interval holds the one with four more documents whose values are
-        unrelated: a few such documents lower a high correlation much, and small samples miss
-        them."""
-        degrees = len(self.influence) - 1
-        return _hull([_fisher(*self.with_more(num), degrees) for num in (0, 4)])
+    def interval(self, families: Families) -> Interval | None:
+        """By Fisher's z. The interval holds the one with `NUM_MISSED` more documents whose values
+        are unrelated: they lower a high correlation much. None of few documents or families."""
+        design = Design.of(self.influence, families)
+        if design is None:
+            return None
+        more = map(self.with_more, (0, NUM_MISSED))
+        return _hull([_fisher(v, design.effect * each, design.degrees) for v, each in more])
 
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> _Correlation | None:
@@ -137,11 +142,10 @@ def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     return None if found is None else found.value
 
 
-def spearman_interval(a: np.ndarray, b: np.ndarray) -> Interval | None:
-    """95 % interval of the rank correlation, by Fisher's z; None if it is undefined, or of fewer
-    than `MIN_ITEMS` documents."""
+def spearman_interval(a: np.ndarray, b: np.ndarray, families: Families = None) -> Interval | None:
+    """95 % interval of the rank correlation, by Fisher's z; None if undefined, or of few items."""
     found = _unbiased(a, b)
-    return None if found is None else found.interval()
+    return None if found is None else found.interval(families)
 
 
 def _unbiased(a: np.ndarray, b: np.ndarray) -> _Correlation | None:
@@ -170,63 +174,80 @@ def _hull(intervals: Sequence[Interval]) -> Interval:
     return min(low for low, _ in intervals), max(high for _, high in intervals)
 
 
-def gain_interval(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> Interval | None:
+def gain_interval(
+    ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray, families: Families = None
+) -> Interval | None:
     """95 % interval of spearman(ours, oracle) - spearman(theirs, oracle), of the same documents;
     None as for `spearman_interval`."""
     own = _correlation(ours, oracle)
     other = _correlation(theirs, oracle)
-    num = len(oracle)
-    if own is None or other is None or num < MIN_ITEMS:
+    if own is None or other is None:
         return None
+    influence = own.influence - other.influence
+    design = Design.of(influence, families)
+    if design is None:
+        return None
+    num = len(oracle)
     gain = own.value - other.value
-    total = ((own.influence - other.influence) ** 2).sum() + 4 * (1 - own.value * other.value)
-    half = t_half_width(math.sqrt(total / (num * (num - 1))), num - 1)
+    unrelated = NUM_MISSED * num / design.num_families * (1 - own.value * other.value)
+    total = (influence**2).sum() + unrelated
+    error = math.sqrt(design.effect * total / (num * (num - 1)))
+    half = t_half_width(error, design.degrees)
     return round(max(gain - half, -2.0), 6), round(min(gain + half, 2.0), 6)
 
 
-def within_groups(a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray) -> float | None:
-    """Rank correlation within groups: the mean over the groups of at least `MIN_ITEMS` documents in
-    which it is defined, weighted by their size. Each is corrected for the bias of small samples;
-    with a hundred documents the correction is below 0.01."""
-    found = _within(a, b, groups)
+def within_groups(
+    a: np.ndarray, b: np.ndarray, groups: Groups, families: Families = None
+) -> float | None:
+    """Rank correlation within groups: the mean over the groups of at least `MIN_ITEMS` documents
+    and families in which it is defined, weighted by their size. Each is corrected for the bias of
+    small samples; with a hundred documents the correction is below 0.01."""
+    found = _within(a, b, groups, families)
     return None if found is None else found[0]
 
 
 def within_interval(
-    a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray
+    a: np.ndarray, b: np.ndarray, groups: Groups, families: Families = None
 ) -> Interval | None:
     """95 % interval of `within_groups`, with the degrees of freedom of Welch and Satterthwaite;
     None if it is undefined."""
-    found = _within(a, b, groups)
+    found = _within(a, b, groups, families)
     return None if found is None else _hull([_fisher(*one) for one in found[1]])
 
 
 def _within(
-    a: np.ndarray, b: np.ndarray, groups: Sequence[str] | np.ndarray
+    a: np.ndarray, b: np.ndarray, groups: Groups, families: Families
 ) -> tuple[float, list[tuple[float, float, float]]] | None:
-    """The correlation within groups; and value, variance and degrees of freedom without and with
-    more documents, as in `_Correlation.interval`."""
+    """The correlation within groups; and value, variance and degrees without and with more
+    documents, as in `_Correlation.interval`."""
     names = np.asarray(groups)
+    drawn = np.arange(len(a)) if families is None else families
     found: list[_Correlation] = []
+    used: list[np.ndarray] = []
     for name in np.unique(names):
-        x = a[names == name]
-        y = b[names == name]
-        one = _unbiased(x, y)
-        if one is not None:
+        member = np.flatnonzero(names == name)
+        one = _unbiased(a[member], b[member])
+        if one is not None and effective_count(drawn[member]) >= MIN_ITEMS:
             found.append(one)
+            used.append(member)
     if not found:
+        return None
+    rows = None if families is None else families[np.concatenate(used)]
+    design = Design.of(np.concatenate([one.influence for one in found]), rows)
+    if design is None:
         return None
     sizes = np.array([len(one.influence) for one in found])
     weights = sizes / sizes.sum()
     both: list[tuple[float, float, float]] = []
-    for num_more in (0, 4):
+    for num_more in (0, NUM_MISSED):
         values, variances = np.array(
             [one.with_more(num_more * w) for one, w in zip(found, weights)]
         ).T
         each = weights**2 * variances
         total = float(each.sum())
         degrees = total**2 / float((each**2 / (sizes - 1)).sum()) if total else 1.0
-        both.append((float(weights @ values), total, degrees))
+        degrees = min(degrees, design.degrees)
+        both.append((float(weights @ values), total * design.effect, degrees))
     return both[0][0], both
 
 
@@ -241,12 +262,14 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
     return (rank_sum - num_positive * (num_positive - 1) / 2) / (num_positive * num_negative)
 
 
-def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
+def auc_interval(
+    scores: np.ndarray, positive: np.ndarray, families: Families = None
+) -> Interval | None:
     """95 % interval of `auc`: the exact interval with the number of trials that gives the variance
     of Hanley and McNeil (1982), so its width is not zero at an AUC of 1. None if there are fewer
-    than `MIN_ITEMS` items, or if all items are of one class."""
+    than `MIN_ITEMS` items or families, or if all items are of one class."""
     area = auc(scores, positive)
-    if area is None or len(positive) < MIN_ITEMS:
+    if area is None:
         return None
     m = int(positive.sum())
     n = int((~positive).sum())
@@ -263,6 +286,12 @@ def auc_interval(scores: np.ndarray, positive: np.ndarray) -> Interval | None:
     variance = float(above.var() / m + below.var() / n)
     if variance > 0:
         trials = min(trials, area * (1 - area) / variance)
+    influence = np.concatenate([(above - above.mean()) / m, (below.mean() - below) / n])
+    order = np.argsort(~positive, kind="stable")
+    design = Design.of(influence, None if families is None else families[order])
+    if design is None:
+        return None
+    trials = design.trials(trials)
     return exact_interval(area * trials, trials)
 
 
@@ -273,28 +302,39 @@ def concordance(a: np.ndarray, b: np.ndarray) -> float | None:
     return float(1 - ((a - b) ** 2).mean() / expected) if expected > 0 else None
 
 
-def concordance_interval(a: np.ndarray, b: np.ndarray) -> Interval | None:
+def concordance_interval(
+    a: np.ndarray, b: np.ndarray, families: Families = None
+) -> Interval | None:
     """95 % interval of `concordance`, by Fisher's z; None if it is undefined, or if fewer than
-    `MIN_ITEMS` documents have another grade than the commonest one."""
-    return _interval_of_grades(np.column_stack([a, b]), _concordance)
+    `MIN_ITEMS` documents or families have another grade than the commonest one."""
+    return _interval_of_grades(np.column_stack([a, b]), _concordance, families)
 
 
 def _interval_of_grades(
-    grades: np.ndarray, measure: Callable[[np.ndarray], _Correlation | None]
+    grades: np.ndarray, measure: Callable[[np.ndarray], _Correlation | None], families: Families
 ) -> Interval | None:
     """If most documents have one grade, the others decide the agreement. So some others are needed,
-    and the upper end is as high as without the two documents that lower the agreement most."""
+    and the upper end is as high as without the two documents or families that lower it most."""
+    drawn = np.arange(len(grades)) if families is None else families
     found = measure(grades)
-    if found is None:
+    interval = None if found is None else found.interval(families)
+    if found is None or interval is None:
         return None
     is_given = ~np.isnan(grades)
     values, counts = np.unique(grades[is_given], return_counts=True)
-    is_other = is_given & (grades != values[counts.argmax()])
-    if is_other.any(axis=1).sum() < MIN_ITEMS:
+    is_other = (is_given & (grades != values[counts.argmax()])).any(axis=1)
+    if not is_other.any() or effective_count(drawn[is_other]) < MIN_ITEMS:
         return None
-    low, high = found.interval()
-    rest = measure(grades[np.argsort(found.influence)[2:]])
-    return low, high if rest is None else max(high, rest.interval()[1])
+    low, high = interval
+    places = np.unique(drawn, return_inverse=True)[1]
+    sums = np.bincount(places, found.influence)
+    order = np.argsort(sums[places])
+    order = order[~np.isin(places[order], np.argsort(sums)[:2])]
+    rest = measure(grades[order])
+    if rest is None:
+        return low, high
+    more = rest.interval(None if families is None else drawn[order])
+    return low, 1.0 if more is None else max(high, more[1])
 
 
 def _concordance(grades: np.ndarray) -> _Correlation | None:
@@ -324,9 +364,11 @@ def alpha(grades: np.ndarray) -> float | None:
     return float(1 - (num.sum() - 1) / num.sum() * apart.sum() / spread.sum())
 
 
-def alpha_interval(grades: np.ndarray) -> Interval | None:
+def alpha_interval(grades: np.ndarray, families: Families = None) -> Interval | None:
     """95 % interval of `alpha`, by Fisher's z; None as for `concordance_interval`."""
-    return _interval_of_grades(grades[(~np.isnan(grades)).sum(axis=1) >= 2], _alpha)
+    is_shared = (~np.isnan(grades)).sum(axis=1) >= 2
+    drawn = None if families is None else families[is_shared]
+    return _interval_of_grades(grades[is_shared], _alpha, drawn)
 
 
 def _alpha(grades: np.ndarray) -> _Correlation | None:
