@@ -323,7 +323,7 @@ class FamilyTable(StrictModel):
     @property
     def identity(self) -> str:
         """The settings as one text, for fingerprints."""
-        return f"{self.column} ~ {self.pattern}"
+        return f"column {self.column}, pattern {self.pattern}"
 
     @model_validator(mode="after")
     def _names_families(self) -> FamilyTable:
