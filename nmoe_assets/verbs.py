@@ -17,6 +17,7 @@ import dagster as dg
 from dotenv import dotenv_values
 
 from nmoe_assets.assets.cost import Stopwatch
+from nmoe_assets.assets.recorded import Recorded
 from nmoe_assets.component import build_definitions
 from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
@@ -70,13 +71,15 @@ def run_tasks(
         require_startable(run)
     done: list[dict[str, Any]] = []
     states = walk(run, sources)
+    keys = [key for job in jobs.values() for key in job.keys]
     with dg.DagsterInstance.get() as instance, interrupts_since() as raise_if_interrupted:
+        recorded = Recorded(instance, made.resolve_asset_graph(), keys)
         for i, name in enumerate(chosen, 1):
             task: dict[str, Any] = {"task": name, "last_seconds": _last_seconds(instance, name)}
             show(task, i, len(chosen))
             watch = Stopwatch()
             if name in jobs:
-                outcome = jobs[name].execute_needed(made, instance, states, "CRITICAL")
+                outcome = jobs[name].execute_needed(made, recorded, states, "CRITICAL")
             else:  # `verify` and `retention` make no output
                 outcome = made.resolve_job_def(name).execute_in_process(
                     instance=instance, raise_on_error=False, run_config=console("CRITICAL")
@@ -92,6 +95,7 @@ def run_tasks(
                 done.append(task)
                 show(task, i, len(chosen))
                 continue
+            recorded = Recorded(instance, recorded.graph, keys)
             states = walk(run, sources)
             cost = watch.read()
             task |= {"run_id": outcome.run_id, "is_good": outcome.success}

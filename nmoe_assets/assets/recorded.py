@@ -23,13 +23,18 @@ AssetGraph = Any  # Dagster exports neither the graph nor its nodes
 
 
 class Recorded:
-    """The newest events of assets and of their inputs; each is read once."""
+    """The newest events of assets and of their inputs; each is read once, when it is needed.
+
+    Attributes:
+        instance: Holds the events.
+        graph: The graph of all assets.
+    """
 
     def __init__(
         self, instance: dg.DagsterInstance, graph: AssetGraph, keys: Iterable[dg.AssetKey]
     ) -> None:
-        self._instance = instance
-        self._graph = graph
+        self.instance = instance
+        self.graph = graph
         read = {one for key in keys for one in (key, *graph.get(key).parent_keys)}
         records = instance.get_asset_records(list(read))
         self._last = {
@@ -39,14 +44,15 @@ class Recorded:
         overtaken = instance.get_runs(dg.RunsFilter(tags={CHANGED_MEANWHILE: "true"}))
         self._overtaken = {run.run_id for run in overtaken}
         self._ids = cache(self._read_ids)
+        self._newest = cache(lambda key: max(self._ids(key).values(), default=0))
         self._changed = cache(self._read_changed)
 
     def versions(self, key: dg.AssetKey) -> Mapping[str, str]:
         """The data version of each partition (`""` for an asset without partitions)."""
-        if self._graph.get(key).partitions_def is None:
+        if self.graph.get(key).partitions_def is None:
             last = self._last.get(key)
             return {} if last is None else {"": _tag(last.asset_materialization, DATA_VERSION)}
-        storage = self._instance.event_log_storage
+        storage = self.instance.event_log_storage
         found = storage.get_latest_tags_by_partition(key, _MADE, [DATA_VERSION])
         return {partition: tags[DATA_VERSION] for partition, tags in found.items()}
 
@@ -58,7 +64,7 @@ class Recorded:
     def outdated(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that need an event: they have none, or the newest event of the
         asset has other code, or the version of an input has changed since."""
-        node = self._graph.get(key)
+        node = self.graph.get(key)
         partitions = partitions_of(node)
         last = self._last.get(key)
         if (
@@ -69,14 +75,16 @@ class Recorded:
             return partitions
         ids = {one: number for one, number in self._ids(key).items() if one in partitions}
         found = partitions.difference(ids)
+        oldest = min(ids.values(), default=0)
         for parent in node.parent_keys:
-            found |= self._behind(node, ids, parent)
+            if self._newest(parent) > oldest:
+                found |= self._behind(node, ids, parent)
         return found
 
     def _behind(self, node: Any, ids: Mapping[str, int], parent: dg.AssetKey) -> set[str]:
         """Partitions that have no event since the version of an input changed."""
         of_parent = self._ids(parent)
-        read = read_partitions(self._graph, node, parent)
+        read = read_partitions(self.graph, node, parent)
         if read is None:
             older = {one for one, number in ids.items() if of_parent.get(one, 0) > number}
         else:
@@ -91,19 +99,19 @@ class Recorded:
 
     def _read_ids(self, key: dg.AssetKey) -> Mapping[str, int]:
         """The number of the newest event of each partition."""
-        if self._graph.get(key).partitions_def is None:
+        if self.graph.get(key).partitions_def is None:
             last = self._last.get(key)
             return {} if last is None else {"": last.storage_id}
-        return self._instance.event_log_storage.get_latest_storage_id_by_partition(key, _MADE)
+        return self.instance.event_log_storage.get_latest_storage_id_by_partition(key, _MADE)
 
     def _read_changed(self, key: dg.AssetKey, since: int) -> set[str]:
         """Partitions whose version differs from the version at an earlier event."""
-        if self._graph.get(key).partitions_def is None:
+        if self.graph.get(key).partitions_def is None:
             chosen = dg.AssetRecordsFilter(key, before_storage_id=since)
-            before = self._instance.fetch_materializations(chosen, limit=1).records
+            before = self.instance.fetch_materializations(chosen, limit=1).records
             versions = {_tag(one.asset_materialization, DATA_VERSION) for one in before}
             return set() if versions == {*self.versions(key).values()} else {""}
-        read = self._instance.event_log_storage.get_latest_tags_by_partition
+        read = self.instance.event_log_storage.get_latest_tags_by_partition
         now = read(key, _MADE, [DATA_VERSION], after_cursor=since)
         before = read(key, _MADE, [DATA_VERSION], asset_partitions=[*now], before_cursor=since)
         return {partition for partition, tags in now.items() if before.get(partition) != tags}
@@ -154,19 +162,18 @@ def unchanged(context: dg.AssetExecutionContext, versions: Mapping[str, str]) ->
 
 
 def needed(
-    keys: Collection[dg.AssetKey], instance: dg.DagsterInstance, graph: AssetGraph, states: Graph
+    keys: Collection[dg.AssetKey], recorded: Recorded, states: Graph
 ) -> dict[dg.AssetKey, set[str]]:
     """The assets of a job that have something to do, with their partitions: outputs that are not
     current, that need an event, that wait for a check to pass, or that read such an output.
 
     Args:
         keys: The assets of the job.
-        instance: Holds the events.
-        graph: The graph of all assets.
+        recorded: The events of these assets and maybe of others.
         states: The state of every output's files.
     """
-    recorded = Recorded(instance, graph, keys)
-    unpassed = _unpassed(keys, instance, graph)
+    graph = recorded.graph
+    unpassed = _unpassed(keys, recorded.instance, graph)
     prefix = states.run.config.automation.prefix
     found: dict[dg.AssetKey, set[str]] = {}
     for key in graph.toposorted_asset_keys:

@@ -15,7 +15,7 @@ import dagster as dg
 from nmoe_assets.assets.attributes import attribute_keys, selection_names
 from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
-from nmoe_assets.assets.recorded import needed
+from nmoe_assets.assets.recorded import Recorded, needed
 from nmoe_assets.conditions import mode_of
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
@@ -54,16 +54,15 @@ class TaskJob:
     def execute_needed(
         self,
         definitions: dg.Definitions,
-        instance: dg.DagsterInstance,
+        recorded: Recorded,
         states: Graph,
         console_level: str,
         tags: Mapping[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult | None:
         """Execute the job in this process for the assets that have something to do, over the range
-        of their partitions; None, without a run, if all is done. `states`: the state of every
-        output's files."""
-        graph = definitions.resolve_asset_graph()
-        found = needed(self.keys, instance, graph, states)
+        of their partitions; None, without a run, if all is done. `recorded`: the events of all
+        assets; `states`: the state of every output's files."""
+        found = needed(self.keys, recorded, states)
         if self.keys and not found:
             return None
         range_ = self.run_tags()
@@ -73,7 +72,7 @@ class TaskJob:
             range_ = range_tags(ordered) if ordered else range_
         is_whole = found.keys() == {*self.keys}
         return definitions.resolve_job_def(self.name).execute_in_process(
-            instance=instance,
+            instance=recorded.instance,
             asset_selection=None if is_whole else [*found],
             tags={**range_, **(tags or {})},
             raise_on_error=False,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import dagster as dg
 
 from nmoe_assets.assets.cost import Stopwatch
-from nmoe_assets.assets.recorded import needed
+from nmoe_assets.assets.recorded import Recorded, needed
 from nmoe_assets.catalogue import table
 from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.inputs import PIPELINE
@@ -59,8 +59,8 @@ def _launch(
     run: Run, context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
 ) -> None:
     keys = [key for job in jobs for key in job.keys]
-    graph = definitions.resolve_asset_graph()
-    if not needed(keys, context.instance, graph, walk(run, run_sources(run))):
+    recorded = Recorded(context.instance, definitions.resolve_asset_graph(), keys)
+    if not needed(keys, recorded, walk(run, run_sources(run))):
         context.log.info("all outputs are current")
         return
     tags = {PIPELINE: context.run_id[:8]}  # the UI shows ids in this form
@@ -80,15 +80,19 @@ def _execute_here(
     links = {}
     whole = Stopwatch()
     tags = {PART_OF: context.run_id[:8]}
+    keys = [key for job in jobs for key in job.keys]
+    graph = definitions.resolve_asset_graph()
+    recorded = Recorded(context.instance, graph, keys)
     states = walk(run, run_sources(run))
     with interrupts_since() as raise_if_interrupted:
         for i, job in enumerate(jobs, 1):
             watch = Stopwatch()
-            outcome = job.execute_needed(definitions, context.instance, states, "WARNING", tags)
+            outcome = job.execute_needed(definitions, recorded, states, "WARNING", tags)
             raise_if_interrupted()
             if outcome is None:
                 context.log.info(f"{job.name} ({i} of {len(jobs)}): current")
                 continue
+            recorded = Recorded(context.instance, graph, keys)
             states = walk(run, run_sources(run))
             cost = watch.read()
             rows.append({"part": job.name, **cost.facts(machine)})

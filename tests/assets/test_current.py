@@ -10,7 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from nmoe_assets.assets.recorded import needed
+from nmoe_assets.assets.recorded import Recorded, needed
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops.pipeline import step_error
 from nmoe_core.base.compute import api
@@ -119,6 +119,27 @@ def test_a_pipeline_over_a_current_project_starts_no_task(
     assert log_of(project) == before
 
 
+def test_events_are_read_once_for_tasks_that_have_nothing_to_do(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(project / "dagster"))
+    with opened(project) as instance:
+        storage = type(instance.event_log_storage)
+    read: Counter[str] = Counter()
+    read_ids = storage.get_latest_storage_id_by_partition
+
+    def counted(self: object, key: dg.AssetKey, *arguments: object, **options: object) -> object:
+        read[key.to_user_string()] += 1
+        return read_ids(self, key, *arguments, **options)
+
+    monkeypatch.setattr(storage, "get_latest_storage_id_by_partition", counted)
+    tasks = ("prep", "grade", "curate")
+    assert main(["run", *tasks, "--config", str(project / "run.toml"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {task["run_id"] for task in told["tasks"]} == {None}
+    assert set(read.values()) == {1}
+
+
 def test_a_job_over_current_outputs_logs_no_materialisation(project: Path) -> None:
     before = log_of(project)
     for job in ("prep", "curate"):
@@ -152,11 +173,11 @@ def test_outputs_whose_blocking_check_failed_are_not_left_out(project: Path) -> 
     [check] = [one for one in graph.get_check_keys_for_assets({key}) if graph.get(one).blocking][:1]
     states = walk(run, run_sources(run))
     with opened(project) as instance:
-        assert needed(keys, instance, graph, states) == {}
+        assert needed(keys, Recorded(instance, graph, keys), states) == {}
         instance.report_runless_asset_event(
             dg.AssetCheckEvaluation(key, check.name, passed=False, metadata={})
         )
-        found = needed(keys, instance, graph, states)
+        found = needed(keys, Recorded(instance, graph, keys), states)
     assert {key, dg.AssetKey(["mixture", "loader_plan"])} <= found.keys()
     assert dg.AssetKey(["docs", "shards"]) not in found
 
