@@ -166,7 +166,7 @@ class Ticks:
 
 
 def require_nothing(run: Run, definitions: dg.Definitions, instance: dg.DagsterInstance) -> None:
-    """Look for work in events and checks, as the job `pipeline` does, with files that are current."""
+    """Look for work in events and checks as the job `pipeline` does; the files count as current."""
     graph = definitions.resolve_asset_graph()
     states = Graph(run)
     for key in graph.toposorted_asset_keys:
