@@ -188,7 +188,7 @@ def test_renamed_keys_change_no_code_version() -> None:
     chosen = {"oracle.engine.moe_backend": "hub", "backbone.moe_backend": "grouped"}
     run = Run(None, engine | chosen | {"oracle.extract_embedded": True})
     assert settings.labels(run).version == "labels/2+39c01d9fa16a"
-    assert settings.calibration(run).version == "calibrate/4+f620b4c5abfb"
+    assert settings.calibration(run).version == "calibrate/5+f620b4c5abfb"
     assert settings.grades(run).version == "grade/2+44bd243e9867"
 
 
