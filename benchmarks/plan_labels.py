@@ -1,11 +1,12 @@
 """Which documents to label next: labels that strategies need, compared with random choice.
 
 `python -m benchmarks.plan_labels nmoe.toml` replays the labels of a run: it begins with `START`
-random labels, and adds `BATCH` at a time from the other train documents as a strategy says. After
-each batch a ridge regression, the one of student and probe, is fitted and ranked against the oracle
-on the val and test labels. It reads the n-grams of the student or, with `--states`, the pooled
-states that `benchmarks.few_labels` kept. Printed is the number of labels with which a strategy
-reaches the Spearman of random choice, medians of `SEEDS` first samples, and its share of random's.
+random labels, and adds `--batch` at a time from the other train documents as a strategy says, by
+the n-grams of the student. After each batch a ridge regression is fitted and ranked against the
+oracle on the val and test labels: the student or, with `--states`, the probe on the pooled states
+that `benchmarks.few_labels` kept (`--states both`: strategies read the states, too). Printed is the
+number of labels with which a strategy reaches the Spearman of random choice, medians of `SEEDS`
+first samples, and its share of random's.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ from nmoe_core.config.run import Run
 from nmoe_core.labels.label_files import read_labels
 from nmoe_core.quality.heads.ngrams import ngrams, scalars, standardised
 from nmoe_core.quality.heads.student_file import token_table
+from nmoe_core.quality.next_labels import choose_next
 from nmoe_core.quality.ridge import fit_ridge
 from nmoe_core.tasks.hydra import student_corpus
 from nmoe_core.text.tokenizer import load_tokenizer
 
 START = 60
-BATCH = 60
 MOST = 660
 SEEDS = 10
-REACHED = (180, 300, 420, 540)
+REACHED = (0.3, 0.5, 0.7, 0.9)
 
 
 class Pool(NamedTuple):
-    """Inner products of the train documents `[N, N]`, of val and test with them `[M, N]`, and the
-    oracle's scores of both, `[N, D]` and `[M, D]`."""
+    """Inner products of the train documents `[N, N]` that strategies read; those of the learner,
+    and of val and test with train `[M, N]`; the oracle's scores of both, `[N, D]` and `[M, D]`."""
 
     kernel: np.ndarray
+    learned: np.ndarray
     others: np.ndarray
     scores: np.ndarray
     others_scores: np.ndarray
@@ -48,18 +50,25 @@ class Pool(NamedTuple):
 
 class Learned(NamedTuple):
     """What a strategy knows: the labelled rows, the predicted aggregates of all train documents,
-    and the penalty of the regression."""
+    the penalty of the regression, and the number of documents to choose."""
 
     rows: list[int]
     predicted: np.ndarray
     penalty: float
+    batch: int
 
 
 Strategy = Callable[[Pool, Learned, np.random.Generator], list[int]]
 
 
-def pool_of(run: Run, with_states: bool) -> Pool:
-    """The documents of a run with labels."""
+def pool_of(run: Run, states: str) -> Pool:
+    """The documents of a run with labels; `states`: who reads states, `none`, `probe` or `both`."""
+    kernel, others, *scores = _read(run, states != "none")
+    chosen_by = _read(run, with_states=False)[0] if states == "probe" else kernel
+    return Pool(chosen_by, kernel, others, *scores)
+
+
+def _read(run: Run, with_states: bool) -> tuple[np.ndarray, ...]:
     if with_states:
         kept = kept_states(run)
         train, val, test = (read_split(run, name, kept, 10**9) for name in ("train", "val", "test"))
@@ -84,16 +93,17 @@ def pool_of(run: Run, with_states: bool) -> Pool:
     num = len(scores[0])
     kernel = features @ features[:num].T
     kernel = kernel if isinstance(kernel, np.ndarray) else kernel.toarray()
-    return Pool(kernel[:num], kernel[num:], scores[0], np.concatenate(scores[1:]))
+    return kernel[:num], kernel[num:], scores[0], np.concatenate(scores[1:])
 
 
-def learn(pool: Pool, rows: list[int]) -> tuple[Learned, float]:
+def learn(pool: Pool, rows: list[int], batch: int) -> tuple[Learned, float]:
     """Fit on the labels of rows; also return Spearman on val and test."""
-    own = pool.kernel[np.ix_(rows, rows)]
-    fitted = fit_ridge(own, pool.scores[rows])
-    dual = fitted.dual.mean(1)
-    found = spearman(pool.others[:, rows] @ dual, pool.others_scores.mean(1))
-    return Learned(rows, pool.kernel[:, rows] @ dual, fitted.penalty), found or 0.0
+    fitted = fit_ridge(pool.learned[np.ix_(rows, rows)], pool.scores[rows])
+    given = pool.others[:, rows] @ fitted.dual.mean(1)
+    found = spearman(given, pool.others_scores.mean(1)) or 0.0
+    if pool.kernel is not pool.learned:
+        fitted = fit_ridge(pool.kernel[np.ix_(rows, rows)], pool.scores[rows])
+    return Learned(rows, pool.kernel[:, rows] @ fitted.dual.mean(1), fitted.penalty, batch), found
 
 
 def _free(pool: Pool, known: Learned) -> np.ndarray:
@@ -102,7 +112,7 @@ def _free(pool: Pool, known: Learned) -> np.ndarray:
 
 def random(pool: Pool, known: Learned, rng: np.random.Generator) -> list[int]:
     """Any documents."""
-    return rng.permutation(_free(pool, known))[:BATCH].tolist()
+    return rng.permutation(_free(pool, known))[: known.batch].tolist()
 
 
 def diverse(pool: Pool, known: Learned, rng: np.random.Generator) -> list[int]:
@@ -111,7 +121,7 @@ def diverse(pool: Pool, known: Learned, rng: np.random.Generator) -> list[int]:
     distance = own[:, None] + own[known.rows] - 2 * pool.kernel[:, known.rows]
     nearest = distance.min(1)
     chosen: list[int] = []
-    for _ in range(BATCH):
+    for _ in range(known.batch):
         row = int(np.argmax(nearest))
         chosen.append(row)
         nearest = np.minimum(nearest, own + own[row] - 2 * pool.kernel[:, row])
@@ -137,16 +147,14 @@ def near_threshold(pool: Pool, known: Learned, rng: np.random.Generator) -> list
     """The predictions that are nearest to the threshold of the better half."""
     free = _free(pool, known)
     distance = np.abs(known.predicted[free] - np.median(known.predicted))
-    return free[np.argsort(distance, kind="stable")[:BATCH]].tolist()
+    return free[np.argsort(distance, kind="stable")[: known.batch]].tolist()
 
 
 def mixed(pool: Pool, known: Learned, rng: np.random.Generator) -> list[int]:
-    """As `covering`, among the half that is nearer to the threshold."""
-    distance = np.abs(known.predicted - np.median(known.predicted))
-    is_far = distance > np.median(distance)
-    return _greedy(
-        pool, known, lambda covariance: np.where(is_far, -1.0, _lowered(covariance, known.penalty))
-    )
+    """As `covering`, among the half that is nearer to the threshold: `nmoe hydra plan-labels`."""
+    order = np.concatenate([known.rows, _free(pool, known)])
+    scores = pool.scores[known.rows].mean(1)
+    return order[choose_next(pool.kernel[np.ix_(order, order)], scores, known.batch)].tolist()
 
 
 STRATEGIES: tuple[Strategy, ...] = (random, diverse, uncertain, covering, near_threshold, mixed)
@@ -159,7 +167,7 @@ def _greedy(pool: Pool, known: Learned, value: Callable[[np.ndarray], np.ndarray
     across = pool.kernel[known.rows]
     covariance = (pool.kernel - across.T @ np.linalg.solve(own, across)).astype(np.float32)
     chosen: list[int] = []
-    for _ in range(BATCH):
+    for _ in range(known.batch):
         worth = value(covariance)
         worth[[*known.rows, *chosen]] = -np.inf
         row = int(np.argmax(worth))
@@ -169,22 +177,22 @@ def _greedy(pool: Pool, known: Learned, value: Callable[[np.ndarray], np.ndarray
     return chosen
 
 
-def replay(pool: Pool, strategy: Strategy, seed: int) -> list[float]:
+def replay(pool: Pool, strategy: Strategy, seed: int, batch: int) -> list[float]:
     """Spearman after each batch."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(len(pool.kernel))[:START].tolist()
     found = []
     while len(rows) <= MOST:
-        known, value = learn(pool, rows)
+        known, value = learn(pool, rows, batch)
         found.append(value)
         rows = rows + strategy(pool, known, rng)
     return found
 
 
-def labels_for(curve: np.ndarray, wanted: float) -> float:
+def labels_for(curve: np.ndarray, wanted: float, batch: int) -> float:
     """The number of labels at which a curve reaches a value; infinite if it does not."""
     reached = np.maximum.accumulate(curve)
-    sizes = np.arange(len(curve)) * BATCH + START
+    sizes = np.arange(len(curve)) * batch + START
     if reached[-1] < wanted:
         return np.inf
     return float(np.interp(wanted, reached, sizes))
@@ -194,20 +202,30 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path)
-    parser.add_argument("--states", action="store_true", help="read pooled states, not n-grams")
+    who = ("none", "probe", "both")
+    parser.add_argument("--states", nargs="?", const="probe", default="none", choices=who)
+    names = [strategy.__name__ for strategy in STRATEGIES]
+    parser.add_argument("--batch", type=int, default=60, help="documents chosen at a time")
+    parser.add_argument("--strategies", nargs="+", choices=names, default=names)
     arguments = parser.parse_args()
+    batch = arguments.batch
     with threadpool_limits(1):
         pool = pool_of(Run(arguments.config), arguments.states)
-        base = np.median([replay(pool, random, 1000 + seed) for seed in range(SEEDS)], axis=0)
+        base = np.median(
+            [replay(pool, random, 1000 + seed, batch) for seed in range(SEEDS)], axis=0
+        )
         rows = []
         for strategy in STRATEGIES:
-            curves = np.array([replay(pool, strategy, seed) for seed in range(SEEDS)])
+            if strategy.__name__ not in arguments.strategies:
+                continue
+            curves = np.array([replay(pool, strategy, seed, batch) for seed in range(SEEDS)])
             row: dict[str, Any] = {"strategy": strategy.__name__}
-            for size in REACHED:
-                place = (size - START) // BATCH
-                needed = float(np.median([labels_for(curve, base[place]) for curve in curves]))
+            for place in sorted({round(share * (len(base) - 1)) for share in REACHED}):
+                size = START + place * batch
+                found = [labels_for(curve, base[place], batch) for curve in curves]
+                needed = float(np.median(found))
                 row[f"as {size} random ({base[place]:.3f})"] = f"{needed:.0f} ({needed / size:.2f})"
-            rows.append(row | {f"at {MOST}": f"{np.median(curves[:, -1]):.3f}"})
+            rows.append(row | {"at the end": f"{np.median(curves[:, -1]):.3f}"})
             print(row, flush=True)
     print_rows(rows)
 

@@ -1,4 +1,4 @@
-"""`nmoe train student|probe|judge|import-pt`, `nmoe hydra calibrate|grade`."""
+"""`nmoe train student|probe|judge|import-pt`, `nmoe hydra plan-labels|calibrate|grade`."""
 
 import argparse
 import textwrap
@@ -8,7 +8,7 @@ from typing import Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import GRADER_NAMES, THRESHOLDS
 from nmoe_core.cli import labels
-from nmoe_core.cli.flags import add_run_flags, model_defaults, required, run_of, set_value
+from nmoe_core.cli.flags import add_run_flags, model_defaults, number, required, run_of, set_value
 from nmoe_core.cli.labels import Outputs, add_file_flags, add_task, named_file
 from nmoe_core.cli.output import duration, print_table
 from nmoe_core.config.run import Run
@@ -24,6 +24,21 @@ def register(verbs: Any) -> None:
     )
     parts = hydra.add_subparsers(dest="part", required=True, metavar="TASK")
     labels.register(parts)
+    text = "choose the documents of train to label next; nmoe run label then labels them, too"
+    planned = add_task(parts, "plan-labels", plan_labels, text)
+    planned.add_argument(
+        "--budget", type=number(1), required=True, metavar="N", help="number of documents"
+    )
+    planned.description = (
+        "Choose the documents of train to label next; nmoe run label then labels them, too.\n"
+        "In replays of labelled corpora from 60 labels on, the student needed 0.49 to 0.88 of the\n"
+        "labels of random choice for the same rank correlation, a probe with --by probe 0.63 to\n"
+        "0.65, and a probe without it 1.01 to 1.10. How much they buy here is not predicted."
+    )
+    text = "choose by n-grams, or by the states of the backbone (run once for 3,000 documents)"
+    planned.add_argument("--by", choices=("student", "probe"), default="student", help=text)
+    add_run_flags(planned, roots={"labels": "labels", "data_root": "data"}, is_required=True)
+
     text = "fit thresholds on the grader's scores of the val labels"
     fit = add_task(parts, "calibrate", calibrate, text, _show_calibration)
     fit.add_argument(
@@ -97,6 +112,14 @@ def train_head(arguments: argparse.Namespace) -> Outputs:
         backbone.make_backbone(run)
     kind = arguments.head_kind
     return {kind: hydra.train_head(run, kind, _label_files(arguments, run))}
+
+
+def plan_labels(arguments: argparse.Namespace) -> Outputs:
+    """Choose the documents to label next."""
+    from nmoe_core.tasks import hydra
+
+    run = run_of(arguments, "labels", "data_root")
+    return {"plan": hydra.plan_labels(run, arguments.budget, arguments.by)}
 
 
 def import_pt(arguments: argparse.Namespace) -> Outputs:

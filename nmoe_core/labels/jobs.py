@@ -22,7 +22,13 @@ from nmoe_core.labels.oracle import RETRY_TEMPERATURE, Keep, Oracle, OracleResul
 from nmoe_core.labels.oracles import make_oracle
 from nmoe_core.labels.oracles.panel import RATERS_NAME, Panel
 from nmoe_core.labels.oracles.spent import Budget
-from nmoe_core.labels.sample import draw_sample, drawn_ids, sample_fingerprints, sampled_rows
+from nmoe_core.labels.sample import (
+    draw_sample,
+    drawn_ids,
+    planned_fingerprints,
+    sample_fingerprints,
+    sampled_rows,
+)
 from nmoe_core.labels.slices import LABEL_SHARDS, combine_slices
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -175,7 +181,8 @@ class Labelling:
             rows = sampled_rows(slice_file, drawn)
             most = self.table.max_doc_tokens
             documents = shard_documents(slice_file, tree.data, tokenizer, most, rows)
-            documents = replace(documents, fingerprints=documents.fingerprints | of_sample)
+            more = of_sample and of_sample | planned_fingerprints(tree, split)
+            documents = replace(documents, fingerprints=documents.fingerprints | more)
             relabel = self.table.relabel if split == "val" else 0
             yield LabelJob(key, documents, tree.label_shard(split, number), tree.answers, relabel)
 

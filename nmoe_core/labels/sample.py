@@ -3,7 +3,8 @@
 Labels teach a head and calibrate it; some ten thousand are enough for any corpus. The documents
 with the lowest hash of their text are drawn, from each source and split, so the sample hardly
 changes when documents are added, and an answer about a text that stays is used again. Slices list
-all documents; `slices/sample.jsonl` lists the drawn ones, if not all are.
+all documents; `slices/sample.jsonl` lists the drawn ones, if not all are. `slices/planned.jsonl`
+lists more documents of train that are labelled too.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from pathlib import Path
 from loader.files.checksummed_json import sealed
 from loader.files.nested import json_value
 from loader.files.regular import read_file
-from nmoe_core.base.atomic import atomic_file, replacing, write_json
+from nmoe_core.base.atomic import atomic_file, output_lock, replacing, write_json
 from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import is_current, read_summary, sha256_file
@@ -32,6 +33,7 @@ from nmoe_core.labels.slices import (
 from nmoe_core.shards.documents import document_ids, ingest_ids
 
 SAMPLE_NAME = "sample.jsonl"
+PLANNED_NAME = "planned.jsonl"
 FORMAT = "nmoe-sample/1"
 MIN_PER_SOURCE = 100
 Row = tuple[str, str]
@@ -67,11 +69,39 @@ def draw_sample(tree: Tree, sources: Sequence[str], max_documents: int) -> None:
 
 
 def drawn_ids(tree: Tree, max_documents: int) -> Container[str] | None:
-    """The ids of the sample; None if all documents are labelled, or the sample is not drawn yet.
-    Raises FormatError if the sample was changed after it was drawn (E-SLICE-CHANGED)."""
+    """The ids of the sample and of the planned documents; None if all documents are labelled, or
+    the sample is not drawn yet. Raises FormatError if the sample was changed after it was drawn
+    (E-SLICE-CHANGED), and as `read_slice` for the planned documents."""
     path = tree.slices / SAMPLE_NAME
     is_drawn = path.is_file() and path.with_suffix(".json").is_file()
-    return _drawn(path) if is_drawn and sample_fingerprints(tree, max_documents) else None
+    if not is_drawn or not sample_fingerprints(tree, max_documents):
+        return None
+    return _drawn(path) | {doc_id for doc_id, _ in _planned(tree)}
+
+
+def add_planned(tree: Tree, rows: Sequence[Row]) -> Path:
+    """Add (document id, source) pairs of train to the planned documents; return their file."""
+    path = tree.slices / PLANNED_NAME
+    with output_lock(tree.slices):
+        known = _planned(tree)
+        with atomic_file(path) as file:
+            for doc_id, source in dict.fromkeys([*known, *rows]):
+                row = {"doc_id": doc_id, "source": source}
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return path
+
+
+def _planned(tree: Tree) -> list[Row]:
+    path = tree.slices / PLANNED_NAME
+    rows = read_slice(path) if path.is_file() else []
+    return [row for row in rows if split_of(row[0]) == "train"]
+
+
+def planned_fingerprints(tree: Tree, split: str) -> dict[str, str]:
+    """What labels of a split depend on beside the sample."""
+    path = tree.slices / PLANNED_NAME
+    is_read = split == "train" and path.is_file()
+    return {"planned": sha256_file(path)} if is_read else {}
 
 
 def sampled_rows(slice_file: Path, drawn: Container[str] | None) -> list[Row]:

@@ -68,7 +68,7 @@ def _choose(
     rows = spread_rows(len(pooled), CHOICE_ROWS)
     kernels = []
     for place in range(len(blocks)):
-        states, _, _ = _standardised(pooled[rows, place])
+        states, _, _ = standardised(pooled[rows, place])
         kernels.append(states @ states.T)
     chosen: list[int] = []
     least = np.inf
@@ -90,7 +90,7 @@ def _choose(
 
 def _fit(states: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """The weights `[F, D]` of states as they are, the bias `[D]`, and the facts of the penalty."""
-    features, mean, deviation = _standardised(states)
+    features, mean, deviation = standardised(states)
     rows = spread_rows(len(features), MAX_DUAL)
     sample = features[rows]
     found = fit_ridge(sample @ sample.T, targets[rows])
@@ -107,7 +107,7 @@ def _fit(states: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return weights, bias, facts
 
 
-def _standardised(states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def standardised(states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """States `[N, F]` with mean 0 and, in each dimension, a mean square of 1/F, so that a row has
     a norm of about 1; the mean `[F]`, and what each dimension was divided by."""
     values = np.asarray(states, np.float64)

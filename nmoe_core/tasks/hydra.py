@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.errors import ConfigError
@@ -70,6 +73,47 @@ def label_slices(
             facts["relabelled"] = made.facts["relabelled"]
         outputs[job.name] = Result(made.digest, facts)
     return outputs
+
+
+def plan_labels(run: Run, budget: int, by: Literal["student", "probe"] = "student") -> Result:
+    """Add `budget` documents to the planned ones, which are labelled beside the sample; chosen by
+    the n-grams of the student or by the states that the probe reads. Raises as `next_labels`."""
+    from nmoe_core.labels.label_files import read_labels
+    from nmoe_core.labels.sample import add_planned
+    from nmoe_core.quality.heads.scores import DocumentTokens
+    from nmoe_core.quality.heads.student import fit_student
+    from nmoe_core.quality.heads.student_file import token_table
+    from nmoe_core.quality.next_labels import next_labels
+
+    train = read_labels(_merged(run, "train"), run.config.heads.use_salvaged)
+
+    def ngrams_of(documents: DocumentTokens, scores: np.ndarray) -> Any:
+        table = token_table(load_tokenizer(run.tokenizer))
+        student = fit_student(documents.tokens[: len(scores)], scores, table, train.scale)
+        return student.features(documents.tokens, table)
+
+    def states_of(documents: DocumentTokens, scores: np.ndarray) -> np.ndarray:
+        from nmoe_core.quality.heads.shapes import probe_blocks
+        from nmoe_core.quality.heads.train import FEATURES_DIR
+        from nmoe_core.quality.kept_states import KeptStates
+        from nmoe_core.quality.ridge_probe import standardised
+
+        model = load_backbone(run)
+        limit = int(run.config.heads.cache_gib * 2**30)
+        blocks = probe_blocks(model.config.num_hidden_layers)
+        kept = KeptStates(model, run.tree.heads / FEATURES_DIR, limit, blocks)
+        pooled = kept.pooled(documents)[:, ::2].reshape(len(documents), -1)
+        return standardised(np.nan_to_num(pooled))[0]
+
+    if by == "student":
+        corpus = student_corpus(run, run.config.oracle.max_doc_tokens)
+        rows = next_labels(run, train, corpus, ngrams_of, budget)
+    else:
+        rows = next_labels(run, train, head_corpus(run), states_of, budget)
+    path = add_planned(run.tree, rows)
+    facts = {"labels": len(train.doc_ids), "planned": len(rows), "path": str(path)}
+    counts = Counter(source for _, source in rows)
+    return Result(sha256_file(path), facts | {name: counts[name] for name in sorted(counts)})
 
 
 def merge_split(run: Run, split: str) -> Result:

@@ -233,6 +233,7 @@ LISTED = {
     ),
     "nmoe hydra requests -o requests.jsonl --slices val-00 val-01": _SERVER,
     "nmoe hydra answers results.jsonl": _SERVER,
+    "nmoe hydra plan-labels --budget 200": "all documents of the project are labelled",
     "nmoe init HuggingFaceFW/fineweb --subset sample-10BT": "it asks the hub",
 }
 # Of `python -m loader`: the verb, what follows it, and the pattern of what it prints.

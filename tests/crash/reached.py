@@ -223,6 +223,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_documents_that_are_added_hardly_change_the_sample": (
         "nmoe_core.labels.sample:draw_sample",
     ),
+    "test_a_plan_is_the_same_each_time_and_the_next_one_adds_other_documents": (
+        "nmoe_core.labels.sample:add_planned",
+    ),
     "test_a_killed_run_goes_on_after_its_last_part_and_writes_the_same_bytes": (
         "nmoe_core.attributes.attribute:Parts.remove",
         "nmoe_core.attributes.attribute:Parts.rows",

@@ -70,6 +70,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         " --set oracle.http.base_url=http://localhost:8000/v1"
         " --set oracle.http.model=gpt-oss-120b",
     ),
+    "nmoe hydra plan-labels": ("nmoe hydra plan-labels --budget 200",),
     "nmoe hydra requests": ("nmoe hydra requests -o requests.jsonl --slices val-00 val-01",),
     "nmoe hydra answers": ("nmoe hydra answers results.jsonl",),
     "nmoe hydra merge-labels": ("nmoe hydra merge-labels",),

@@ -78,7 +78,7 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
                     now,
                     made_with.labels(summary),
                     made_with.asked(oracle.facts, oracle.scorer._asdict(), now),
-                    {"slice": "docid_slices", "data": "shards"},
+                    {"slice": "docid_slices", "planned": "docid_slices", "data": "shards"},
                     damage=damage,
                 )
             )
