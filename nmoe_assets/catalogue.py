@@ -120,7 +120,7 @@ _MEANINGS = {
     "count": "val documents: one half fits the thresholds, the other measures the shares",
     "cost": "hours per million documents like the val documents, on the machine of the calibration",
     "early_exits": "documents dropped without the judge, by the student or the probe",
-    "grader": "the model that grades: hydra (probe and judge) or the student",
+    "grader": "what grades: hydra (probe and judge), stacked (student and probe) or student",
     "failed": "documents dropped because their states are not finite",
     "window_topics": "mean of distinct topics in a window, the length of a training sequence",
     "percent_of_ceiling": "window_topics in percent of the highest expected mean of any order",
@@ -212,15 +212,32 @@ def column_lineage(
 
 
 def to_metadata(key: str, value: Any) -> Any:
-    """A fact as the UI shows it: paths are links, numbers are rounded, an interval is text."""
+    """A fact as the UI shows it: paths are links, numbers are rounded, an interval and the sentence
+    of a choice are text, other mappings are tables."""
+    if value is None or value == {}:
+        return "unknown" if value is None else "none"
+    if isinstance(value, dict):
+        rows = [{"name": str(name), "value": _words(one)} for name, one in value.items()]
+        return value.get("sentence") or table(rows)["sample"]
     if key == "path":
         return dg.MetadataValue.path(value)
     if key.endswith("_ci95"):
-        return "unknown" if value is None or None in value else "{:.4f} to {:.4f}".format(*value)
+        return "unknown" if None in value else "{:.4f} to {:.4f}".format(*value)
     if isinstance(value, list) and value and isinstance(value[0], dict):
         rows = [{name: str(to_metadata(name, cell)) for name, cell in row.items()} for row in value]
         return table(rows)["sample"]
     return _four_figures(value) if isinstance(value, float) else value
+
+
+def _words(value: Any) -> str:
+    """A value as text, such as `a 1, b 2`."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(
+            ": ".join(map(_words, one)) if isinstance(one, list) else _words(one) for one in value
+        )
+    return str(to_metadata("", value))
 
 
 def _four_figures(value: float) -> float:

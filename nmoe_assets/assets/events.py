@@ -137,13 +137,24 @@ def materialize_partitions(
 
 
 def require_partitions(context: dg.AssetExecutionContext) -> None:
-    """Raise dg.Failure if the run names no partitions. The launch dialogue of the UI adds the job's
-    tags to a run, but the mutation `launchRun` of the API does not."""
+    """Raise dg.Failure if the run names no partitions, or partitions that do not exist. The launch
+    dialogue of the UI adds the job's tags to a run, but the mutation `launchRun` of the API does
+    not."""
     if not context.run.tags.keys() & {RANGE_START, "dagster/partition"}:
         raise dg.Failure(
             f"this run names no partitions: launch it with the tags {RANGE_START} and {RANGE_END}",
             allow_retries=False,
         )
+    try:
+        context.partition_keys  # noqa: B018
+    except dg.DagsterInvalidInvocationError as error:
+        partitions = context.assets_def.partitions_def
+        keys = partitions.get_partition_keys() if partitions else [""]
+        raise dg.Failure(
+            f"{context.asset_key.to_user_string()} has no such partitions: "
+            f"{' '.join(str(error).split())}; choose from {keys[0]} to {keys[-1]}",
+            allow_retries=False,
+        ) from None
 
 
 @dataclass(frozen=True)

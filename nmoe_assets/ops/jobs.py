@@ -17,6 +17,7 @@ from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
 from nmoe_assets.assets.recorded import Recorded, needed
 from nmoe_assets.conditions import mode_of
+from nmoe_assets.inputs import REBUILD
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
@@ -38,7 +39,10 @@ class TaskJob:
     def definition(self):  # Dagster does not export the return type of define_asset_job
         """The asset job, checks included."""
         made = ", ".join(dict.fromkeys(key.path[-1] for key in self.keys))
-        note = " Choose some partitions or all; current partitions are not made again."
+        note = (
+            " Choose some partitions or all; current partitions are not made again, except in a "
+            f"run with the tag `{REBUILD}` = `true`."
+        )
         return dg.define_asset_job(
             self.name,
             selection=dg.AssetSelection.assets(*self.keys),

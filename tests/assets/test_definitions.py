@@ -228,3 +228,27 @@ def test_the_workspace_file_names_a_location_that_loads() -> None:
 def test_an_interval_that_is_not_known_is_shown_as_such() -> None:
     for value, expected in ((None, "unknown"), ([None, 1.0], "unknown"), ([0, 1], "0.0000 to")):
         assert to_metadata("keep_ci95", value).startswith(expected)
+
+
+def test_a_fact_is_shown_as_text_or_a_table_and_never_as_json() -> None:
+    assert to_metadata("false_drop_rate", None) == "unknown"
+    assert to_metadata("left_out", {}) == "none"
+    choice = {"sentence": "The student grades.", "report": {"documents": 27}}
+    assert to_metadata("grader_choice", choice) == "The student grades."
+    found = to_metadata("drops", {"certain": 0.123456, "more": [[26, 0], [52, None]]})
+    assert [record.data for record in found.records] == [
+        {"name": "certain", "value": "0.1235"},
+        {"name": "more", "value": "26: 0, 52: unknown"},
+    ]
+    nested = to_metadata("remix_0001", {"web": {"before": 0.5, "after": 0.25}})
+    assert nested.records[0].data == {"name": "web", "value": "before 0.5, after 0.25"}
+    [row] = to_metadata("triage", [{"step": "student", "tau": None}]).records
+    assert row.data == {"step": "student", "tau": "unknown"}
+
+
+def test_a_job_over_partitions_says_how_to_make_current_ones_again(tmp_path: Path) -> None:
+    run = write_project(tmp_path, [jsonl_source("web", ())]).run
+    jobs = build_definitions(run).resolve_all_job_defs()
+    told = {job.name for job in jobs if "`nmoe/rebuild` = `true`" in (job.description or "")}
+    assert {"prep", "label", "grade", "curate"} <= told
+    assert "train_heads" not in told

@@ -150,6 +150,16 @@ def test_a_run_that_names_no_partitions_is_refused(shards: _Shards) -> None:
     assert shards.told() == [KEYS[1]]
 
 
+def test_a_run_of_a_partition_that_does_not_exist_is_refused_in_one_line(shards: _Shards) -> None:
+    done = shards.run(tags={"dagster/partition": "absent"})
+    [failed] = [event for event in done.all_events if event.is_step_failure]
+    told = step_error(failed)
+    assert "has no such partitions: " in told
+    assert "absent" in told
+    assert told.endswith(f"choose from {KEYS[0]} to {KEYS[-1]}")
+    assert shards.told() == []
+
+
 def test_a_partition_that_did_not_pass_is_not_forgotten_by_runs_of_others(shards: _Shards) -> None:
     shards.not_passing.add(KEYS[0])
     assert _verdict(shards.run(0, 1)) == (False, KEYS[0])
