@@ -116,6 +116,7 @@ def _source_assets(run: Run, plan: SourcePlan) -> list[dg.AssetSpec | dg.AssetsD
         *([] if run.config.grading.is_off else [sources.docid_slices(run, plan)]),
         hydra.quality_scores(run, plan),
         *attributes.attributes(run, plan),
+        *attributes.copies(run, plan),
         curation.topics(run, plan),
         *attributes.selection(run, plan),
         curation.curated(run, plan),

@@ -66,6 +66,8 @@ def automation(run: Run, key: Sequence[str], inputs: Collection[dg.AssetDep]) ->
     unread = _unread(run, asset_key(run, key))
     deps = {one.asset_key: one.partition_mapping for one in inputs}
     for dep, mapping in deps.items():
+        if dep.path[-2:] == ["attributes", "duplicates"]:  # made with `curation/duplicates`
+            continue
         is_followed = mode_of(run, dep.path[-1]) != "off"
         if dep not in unread:
             state = _not_ready(_unread(run, dep)) if is_followed else _unusable | _failed

@@ -1,6 +1,6 @@
 """The versions of a step's inputs at its start, for events and automation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -50,15 +50,10 @@ class CurrentInputs:
         self._context = context
         self._newest = self._read()
 
-    def version_tags(self, seen: Mapping[dg.AssetKey, str]) -> dict[str, str]:
-        """The event tags by which Dagster detects that an input has changed.
-
-        Args:
-            seen: Versions of external inputs that the step has read.
-        """
+    def version_tags(self) -> dict[str, str]:
+        """The event tags by which Dagster detects that an input has changed."""
         tags: dict[str, str] = {}
-        newest = {**self._newest, **{key: _Newest(None, seen[key]) for key in seen}}
-        for key, (storage_id, data_version) in newest.items():
+        for key, (storage_id, data_version) in self._newest.items():
             name = key.to_user_string()
             tags[f"dagster/input_data_version/{name}"] = data_version
             tags[f"dagster/input_event_pointer/{name}"] = str(storage_id or "NULL")

@@ -1,17 +1,34 @@
 """Assets of attributes: the rows of each attribute per shard, duplicates, and the selection."""
 
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset
-from nmoe_assets.assets.events import picture_link
-from nmoe_assets.catalogue import ATTRIBUTE_ROWS, SELECTION_ROWS, curated_group, table
+from nmoe_assets.assets.events import log_external, materialize_unpartitioned, picture_link
+from nmoe_assets.catalogue import (
+    ATTRIBUTE_ROWS,
+    SELECTION_ROWS,
+    asset_metadata,
+    curated_group,
+    table,
+)
+from nmoe_assets.names import asset_key, prefixed
+from nmoe_assets.partitions import shard_partitions
+from nmoe_assets.resources import Machine
+from nmoe_core.base.result import Result
 from nmoe_core.config.attributes import OF_BACKBONE, WITHOUT_COLUMNS
 from nmoe_core.config.run import Run
+from nmoe_core.curate.settings import spreads_copies
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks import checks
-from nmoe_core.tasks.attributes import attribute_names, make_duplicates, shard_attribute_names
+from nmoe_core.tasks.attributes import (
+    attribute_names,
+    duplicates_digests,
+    make_duplicates,
+    shard_attribute_names,
+)
 from nmoe_core.tasks.graph import settings
 from nmoe_core.tasks.report import summary
 
@@ -56,8 +73,16 @@ def _page(run: Run, source: str, name: str, bucket: int) -> dict[str, Any]:
 
 def attribute_keys(run: Run, source: str) -> list[list[str]]:
     """Keys of the attributes of a source, with the attributes that all sources share."""
-    copies = [DUPLICATES] if "duplicates" in attribute_names(run) else []
-    return [*([source, "attributes", name] for name in shard_attribute_names(run)), *copies]
+    of_shards = ([source, "attributes", name] for name in shard_attribute_names(run))
+    return [*of_shards, *copies_keys(run, source)[:1]]
+
+
+def copies_keys(run: Run, source: str) -> list[list[str]]:
+    """Keys of the inputs of an asset that reads `duplicates` of a source: the step that makes the
+    rows of all sources, and the rows of this source, with a version per shard."""
+    if "duplicates" not in attribute_names(run):
+        return []
+    return [DUPLICATES, [source, "attributes", "duplicates"]]
 
 
 def selection_names(run: Run) -> tuple[str, ...]:
@@ -75,6 +100,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
     names = [source.name for source in sources]
     if "duplicates" not in attribute_names(run):
         return []
+    version = settings.attribute(run, "duplicates").version
     asset = Asset(
         run=run,
         key=DUPLICATES,
@@ -84,14 +110,47 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         description="Exact and near copies among the documents of all sources, and which document "
         "of each group is kept. Only files whose rows changed are written.",
         facts=("copies", "shards_written"),
-        code_version=settings.attribute(run, "duplicates").version,
+        code_version=version,
         deps=[[name, "attributes", "signatures"] for name in names],
         downstream=_selections(run, names),
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
     )
+
+    def make() -> Result:
+        # A version of the rows of all shards would make what reads any shard stale.
+        return replace(make_duplicates(run, names, with_copies=True), digest=version)
+
+    def work(context: dg.AssetExecutionContext, machine: Machine) -> dg.MaterializeResult:
+        picture = {"exact_and_near": picture_link(DUPLICATES)}
+        made = materialize_unpartitioned(context, machine, make, asset.own_checks, picture)
+        for name in names:
+            key = asset_key(run, copies_keys(run, name)[1])
+            log_external(context, key, duplicates_digests(run, name))
+        return made
+
+    return [asset.definition(work)]
+
+
+def copies(run: Run, source: SourcePlan) -> list[dg.AssetSpec]:
+    """The rows of `duplicates` of a source as an external asset: one step makes the rows of all
+    sources, and records the version of each shard's."""
+    read_by = [*_selections(run, [source.name]), *[[source.name, "curated"]] * spreads_copies(run)]
+    downstream = [asset_key(run, key) for key in read_by]
     return [
-        asset.unpartitioned(lambda: make_duplicates(run, names, with_copies=True), "exact_and_near")
+        dg.AssetSpec(
+            asset_key(run, key),
+            deps=[asset_key(run, DUPLICATES)],
+            group_name=prefixed(run, source.name),
+            kinds={"parquet"},
+            description="The copies among the documents of each shard, which "
+            "`curation/duplicates` finds. A shard whose rows did not change keeps its version.",
+            owners=list(run.config.automation.owners),
+            tags={"stage": "curate"},
+            metadata=asset_metadata(downstream=downstream),
+            partitions_def=shard_partitions(run.config.prep.num_shards),
+        )
+        for key in copies_keys(run, source.name)[1:]
     ]
 
 
@@ -100,8 +159,11 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
     if not selection_names(run):
         return []
     name = source.name
-    deps = [[name, part] for part in ("shards", "quality_scores", "topics")]
+    deps = [[name, "shards"], [name, "quality_scores"]]
+    if "topic" in (run.config.curation.where or ""):  # part of the name of every column of topics
+        deps.append([name, "topics"])
     deps += [key for key in attribute_keys(run, name) if key[-1] not in WITHOUT_COLUMNS]
+    deps += copies_keys(run, name)[1:]
     asset = Asset(
         run=run,
         key=[name, "selection"],

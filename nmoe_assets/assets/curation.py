@@ -5,7 +5,7 @@ from dataclasses import replace
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset, Deps
-from nmoe_assets.assets.attributes import DUPLICATES, selection_names
+from nmoe_assets.assets.attributes import copies_keys, selection_names
 from nmoe_assets.assets.events import picture_link
 from nmoe_assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_core.base.errors import one_line
@@ -75,7 +75,7 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         f"({table.order}). lineage.jsonl has these columns.",
         facts=ORDER_FACTS,
         code_version=settings.curated(run, name).version,
-        deps=[*_curated_from(run, name), *([DUPLICATES] if spreads_copies(run) else [])],
+        deps=[*_curated_from(run, name), *(copies_keys(run, name) if spreads_copies(run) else [])],
         downstream=[[name, key] for key in ("curated_manifest", *seen_names(run))],
         columns=LINEAGE_ROWS,
         checks=("integrity",),

@@ -14,7 +14,7 @@ from typing import Any
 import dagster as dg
 
 from nmoe_assets.assets.cost import Cost, Stopwatch
-from nmoe_assets.assets.recorded import unchanged
+from nmoe_assets.assets.recorded import DATA_VERSION, unchanged
 from nmoe_assets.assets.run_log import run_log
 from nmoe_assets.catalogue import LINEAGE, to_metadata, with_row_count
 from nmoe_assets.checks.asset_checks import Checks
@@ -208,7 +208,6 @@ def log_partitions(
     context: dg.AssetExecutionContext,
     inputs: CurrentInputs,
     made: Mapping[str, PartitionResult],
-    seen: Mapping[dg.AssetKey, str] | None = None,
     *,
     is_complete: bool = False,
 ) -> None:
@@ -220,14 +219,11 @@ def log_partitions(
         context: The asset's context.
         inputs: The inputs, as read before the work began.
         made: The results by partition key.
-        seen: Versions of external inputs that this run read; recorded if they are new.
         is_complete: Whether all partitions of the run were made.
     """
-    for external, version in (seen or {}).items():
-        _log_external(context, external, version)
     code_version = context.assets_def.code_versions_by_key.get(context.asset_key)
     tags = {
-        **inputs.version_tags(seen or {}),
+        **inputs.version_tags(),
         "dagster/code_version": code_version or context.run.run_id,
         "dagster/data_version_is_user_provided": "true",
     }
@@ -238,7 +234,7 @@ def log_partitions(
             asset_key=context.asset_key,
             partition=key,
             metadata={**with_row_count(one.metadata, of_partition=True), **_lineage(context)},
-            tags={**tags, "dagster/data_version": one.data_version},
+            tags={**tags, DATA_VERSION: one.data_version},
         )
         for key, one in made.items()
         if key not in same
@@ -260,12 +256,16 @@ def _lineage(context: dg.AssetExecutionContext) -> dict[str, Any]:
     return {LINEAGE: metadata[LINEAGE]} if LINEAGE in metadata else {}
 
 
-def _log_external(context: dg.AssetExecutionContext, key: dg.AssetKey, version: str) -> None:
-    """Log the version of an external asset, unless it is already logged."""
-    records = context.instance.fetch_materializations(key, limit=1).records
-    known = records[0].asset_materialization if records else None
-    if known is None or (known.tags or {}).get("dagster/data_version") != version:
-        context.log_event(dg.AssetMaterialization(key, tags={"dagster/data_version": version}))
+def log_external(
+    context: dg.AssetExecutionContext, key: dg.AssetKey, versions: Mapping[str, str]
+) -> None:
+    """Log the version of each partition of an external asset, unless its newest event has it."""
+    read = context.instance.event_log_storage.get_latest_tags_by_partition
+    known = read(key, dg.DagsterEventType.ASSET_MATERIALIZATION, [DATA_VERSION])
+    for partition, version in versions.items():
+        tags = {DATA_VERSION: version}
+        if known.get(partition) != tags:
+            context.log_event(dg.AssetMaterialization(key, partition=partition, tags=tags))
 
 
 def _attempts(

@@ -16,6 +16,7 @@ from nmoe_core.tasks.graph.walk import Graph
 
 DATA_VERSION = "dagster/data_version"
 _CODE_VERSION = "dagster/code_version"
+_INPUT = "dagster/input_data_version/"
 _MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 # A backfill and a condition wait for an event of each partition that they requested.
 _NEEDS_EVENTS = ("dagster/backfill", "dagster/from_automation_condition", REBUILD)
@@ -41,8 +42,10 @@ class Recorded:
             record.asset_entry.asset_key: record.asset_entry.last_materialization_record
             for record in records
         }
-        overtaken = instance.get_runs(dg.RunsFilter(tags={CHANGED_MEANWHILE: "true"}))
-        self._overtaken = {run.run_id for run in overtaken}
+        ids = [last.run_id for last in self._last.values() if last is not None]
+        # Dagster refuses a filter with an empty list.
+        tagged = dg.RunsFilter(run_ids=ids or [""], tags={CHANGED_MEANWHILE: "true"})
+        self._overtaken = {run.run_id for run in instance.get_runs(tagged)}
         self._ids = cache(self._read_ids)
         self._newest = cache(lambda key: max(self._ids(key).values(), default=0))
         self._changed = cache(self._read_changed)
@@ -63,7 +66,7 @@ class Recorded:
 
     def outdated(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that need an event: they have none, or the newest event of the
-        asset has other code, or the version of an input has changed since."""
+        asset has other code or other inputs, or the version of an input has changed since."""
         node = self.graph.get(key)
         partitions = partitions_of(node)
         last = self._last.get(key)
@@ -71,6 +74,8 @@ class Recorded:
             last is None
             or last.run_id in self._overtaken
             or _tag(last.asset_materialization, _CODE_VERSION) != node.code_version
+            or _inputs(last.asset_materialization)
+            != {one.to_user_string() for one in node.parent_keys}
         ):
             return partitions
         ids = {one: number for one, number in self._ids(key).items() if one in partitions}
@@ -127,6 +132,12 @@ def _last_failure(context: dg.AssetExecutionContext) -> float:
 
 def _tag(made: dg.AssetMaterialization | None, name: str) -> str:
     return ((made.tags if made else None) or {}).get(name, "")
+
+
+def _inputs(made: dg.AssetMaterialization | None) -> set[str]:
+    """The inputs that an event records."""
+    tags = (made.tags if made else None) or {}
+    return {tag.removeprefix(_INPUT) for tag in tags if tag.startswith(_INPUT)}
 
 
 def partitions_of(node: Any) -> set[str]:

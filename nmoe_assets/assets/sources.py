@@ -96,8 +96,8 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
             sample = table(summary.sample_documents(run, name, split, bucket))
             page = {**facts, **sample, **pass_facts}
             parts[f"{bucket:04d}"] = PartitionResult(result.digest, page)
-        seen = {asset_key(run, [name, "documents"]): made.source_revision}
-        log_partitions(context, inputs, parts, seen, is_complete=True)
+        _log_revision(context, asset_key(run, [name, "documents"]), made.source_revision)
+        log_partitions(context, inputs, parts, is_complete=True)
         yield dg.MaterializeResult(metadata={SUPPRESS_DEFAULT_EVENT: True})
         yield from asset.own_checks.results_of_partitions(context, list(parts))
 
@@ -149,6 +149,15 @@ def docid_slices(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         checks=("split_rule",),
         check=lambda: checks.check_slices(run, name),
     ).unpartitioned(lambda: prep.make_slices(run, name))
+
+
+def _log_revision(context: dg.AssetExecutionContext, key: dg.AssetKey, revision: str) -> None:
+    """Log the revision of a source, unless the newest event has it. It is no data version: a shard
+    reads only its own documents, and a new revision would make all shards stale."""
+    records = context.instance.fetch_materializations(key, limit=1).records
+    known = records[0].asset_materialization if records else None
+    if known is None or known.metadata.get("revision") != dg.MetadataValue.text(revision):
+        context.log_event(dg.AssetMaterialization(key, metadata={"revision": revision}))
 
 
 def _prefix(split: str) -> str:

@@ -316,6 +316,15 @@ def duplicates_inputs(run: Run, sources: Sequence[str]) -> tuple[Corpus, Fingerp
     return Corpus.open(shards, "signatures"), made_with
 
 
+def duplicates_digests(run: Run, source: str) -> dict[str, str]:
+    """The digest of the rows of `duplicates` of each shard, by `0000`. Raises FormatError if a file
+    is missing or damaged."""
+    from nmoe_core.shards.attribute_file import read_footer
+
+    shards = run.tree.shards(source, run.config.prep.num_shards)
+    return {f"{one.bucket:04d}": read_footer(one.attribute("duplicates")).digest for one in shards}
+
+
 def copies_by_source(run: Run, sources: Sequence[str]) -> list[dict[str, Any]]:
     """Number of documents of each source, and of `exact` and `near` copies among them."""
     from nmoe_core.shards.attribute_file import read_attribute

@@ -69,10 +69,11 @@ def test_attributes_and_duplicates_are_made_and_checked_as_assets(project: Proje
         dg.AssetKey([s, "attributes", n]) for s in ("web", "books") for n in ("signatures", "own")
     ]
     copies = dg.AssetKey(["curation", "duplicates"])
+    rows = [dg.AssetKey([s, "attributes", "duplicates"]) for s in ("web", "books")]
     done = _made(run, [*own, copies])
     made = [event.materialization for event in done.get_asset_materialization_events()]
     assert {(tuple(one.asset_key.path), one.partition) for one in made} == {
-        *((tuple(key.path), part) for key in own for part in ("0000", "0001")),
+        *((tuple(key.path), part) for key in [*own, *rows] for part in ("0000", "0001")),
         (tuple(copies.path), None),
     }
     evaluated = done.get_asset_check_evaluations()
@@ -156,9 +157,13 @@ def test_the_selection_depends_on_attributes_and_curated_shards_depend_on_it(
     selection = dg.AssetKey(["web", "selection"])
     parents = {tuple(key.path) for key in graph.get(selection).parent_keys}
     assert parents == {
-        *(("web", name) for name in ("shards", "quality_scores", "topics")),
-        *(("web", "attributes", "own"), ("curation", "duplicates")),
+        *(("web", name) for name in ("shards", "quality_scores")),
+        *(("web", "attributes", name) for name in ("own", "duplicates")),
+        ("curation", "duplicates"),
     }
+    of_topics = build_definitions(project.run.with_settings({"curation.where": "topic != 3"}))
+    read = of_topics.resolve_asset_graph().get(selection).parent_keys
+    assert dg.AssetKey(["web", "topics"]) in read
     assert selection in graph.get(dg.AssetKey(["web", "curated"])).parent_keys
     without = build_definitions(project.run.with_settings({"curation.where": None}))
     assert selection not in without.resolve_asset_graph().get_all_asset_keys()

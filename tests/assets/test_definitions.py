@@ -39,7 +39,7 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.Mo
     names = ("documents", "shards", "manifest", "docid_slices", "quality_scores")
     names += ("topics", "selection", "curated", "curated_manifest")
     expected = {(source, name) for source in DEMO_SOURCES for name in names}
-    recorded = ("signals", "language", "signatures")
+    recorded = ("signals", "language", "signatures", "duplicates")
     expected |= {(source, "attributes", name) for source in DEMO_SOURCES for name in recorded}
     heads = ("backbone", "oracle_labels", "student", "probe_head", "judge_head", "calibration")
     expected |= {("hydra", name) for name in (*heads, "regrade_plan")}
@@ -54,7 +54,8 @@ def test_the_demo_has_the_promised_assets_jobs_and_checks(monkeypatch: pytest.Mo
     assert (grade.description or "").startswith("Makes quality_scores. Choose")
     assert grade.metadata["what_it_would_change"].value.path == ["hydra", "regrade_plan"]
     external = {tuple(key.path) for key in graph.external_asset_keys}
-    assert external == {(source, "documents") for source in DEMO_SOURCES}
+    rows_of_one_step = {(source, "attributes", "duplicates") for source in DEMO_SOURCES}
+    assert external == {(source, "documents") for source in DEMO_SOURCES} | rows_of_one_step
     checked = {tuple(key.asset_key.path) for key in graph.asset_check_keys}
     assert checked == expected - external
 

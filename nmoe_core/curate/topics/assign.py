@@ -204,7 +204,8 @@ def assign_topics(shard: ShardPaths, table: Table, model: TopicModel) -> Result:
         "topics_used": sum(count > 0 for count in summary["count_per_topic"]),
         "changed": changed,
     }
-    return Result(summary["topics_checksum"], facts)
+    # Curated shards depend on the model too, even if a new model gives the same topics.
+    return Result(sha256_json([summary["topics_checksum"], model.digest]), facts)
 
 
 def sampled_documents(
