@@ -91,6 +91,7 @@ def report_made(definitions: dg.Definitions, instance: dg.DagsterInstance, home:
 
 def _report(instance: dg.DagsterInstance, node, partition: str | None) -> None:
     tags = {"dagster/data_version": f"v{partition}", "dagster/code_version": node.code_version}
+    tags |= {f"dagster/input_data_version/{one.to_user_string()}": "v" for one in node.parent_keys}
     tags = {name: value for name, value in tags.items() if value}
     event = dg.AssetMaterialization(node.key, partition=partition, tags=tags)
     instance.report_runless_asset_event(event)
