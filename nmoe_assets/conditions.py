@@ -1,13 +1,13 @@
 """Automation: outputs follow the content of their inputs, never the times of files.
 
 An asset is due if its code version or the content of an input changed, and, if `[automation]` has
-`make` for its kind, also if it was missing at the first evaluation. An asset that is due waits for
-inputs that are missing, due, running or requested, or have not passed a blocking check. An input
-that you make by hand may stay due for ever, so its current version is used unless its last run
-failed. Assets that read shards wait while a blocking check of the manifest, such as the checksums,
-has failed. Scores follow the calibration, which names heads and backbone, and not the heads
-directly: grading refuses new heads with an old calibration. Dagster proposes assets that may be
-stale; the fingerprints beside the files decide.
+`make` for its kind, also if it is missing at the first evaluation or was wiped. An asset that is
+due waits for inputs that are missing, due, running or requested, or have not passed a blocking
+check. An input that you make by hand may stay due for ever, so its current version is used unless
+its last run failed. Assets that read shards wait while a blocking check of the manifest, such as
+the checksums, has failed. Scores follow the calibration, which names heads and backbone, and not
+the heads directly: grading refuses new heads with an old calibration. Dagster proposes assets that
+may be stale; the fingerprints beside the files decide.
 """
 
 import functools
@@ -167,9 +167,9 @@ def _due(mode: str, deps: Collection[dg.AssetKey], ignored: Collection[dg.AssetK
     """
     reason = changed = _any_changed(deps)
     if mode == "make":
-        # After that, a missing output is requested when its inputs are made, since these inputs
-        # then have new content.
-        reason |= _AC.initial_evaluation() & _AC.missing()
+        # At the first evaluation, and if someone wipes the output. A missing output is also
+        # requested when its inputs are made, since these inputs then have new content.
+        reason |= _AC.newly_missing()
     made = _AC.newly_updated() & ~_outdated(ignored)
     # A requested run may start before a change of an input in the same tick, so it does not count.
     requested = _AC.newly_requested() & ~changed

@@ -1,8 +1,8 @@
 """What Dagster's events say about outputs, and which parts of a task have to run.
 
 An output whose newest event has the asset's code and the newest versions of its inputs needs no
-further event. Dagster calls such an output fresh; the rule here is Dagster's, read for all
-partitions of an asset at once.
+further event, unless Dagster counts it as failed, or a person reported it as made. Dagster calls
+such an output fresh; the rule here is Dagster's, read for all partitions of an asset at once.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 
+from nmoe_assets.dagster_private import failed_partitions
 from nmoe_assets.inputs import CHANGED_MEANWHILE, REBUILD
 from nmoe_core.tasks.graph.walk import Graph
 
@@ -38,14 +39,21 @@ class Recorded:
         self.graph = graph
         read = {one for key in keys for one in (key, *graph.get(key).parent_keys)}
         records = instance.get_asset_records(list(read))
+        entries = {record.asset_entry.asset_key: record.asset_entry for record in records}
+        events = {one: entry.last_materialization_record for one, entry in entries.items()}
+        newest = {entry.last_run_id or "" for entry in entries.values()}
+        newest |= {event.run_id for event in events.values() if event is not None}
+        runs = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=[*newest, ""]))}
+        # The event of a deleted run is still in the index of assets; an event that a person
+        # reported in the UI has no run.
         self._last = {
-            record.asset_entry.asset_key: record.asset_entry.last_materialization_record
-            for record in records
+            one: event if event is not None and event.run_id in runs else None
+            for one, event in events.items()
         }
-        ids = [last.run_id for last in self._last.values() if last is not None]
-        # Dagster refuses a filter with an empty list.
-        tagged = dg.RunsFilter(run_ids=ids or [""], tags={CHANGED_MEANWHILE: "true"})
-        self._overtaken = {run.run_id for run in instance.get_runs(tagged)}
+        self._last_run = {one: runs.get(entry.last_run_id or "") for one, entry in entries.items()}
+        self._overtaken = {one for one, run in runs.items() if CHANGED_MEANWHILE in run.tags}
+        reported = instance.event_log_storage.get_records_for_run("", of_type=_MADE).records
+        self._reported = {record.asset_key for record in reported}
         self._ids = cache(self._read_ids)
         self._newest = cache(lambda key: max(self._ids(key).values(), default=0))
         self._changed = cache(self._read_changed)
@@ -59,10 +67,16 @@ class Recorded:
         found = storage.get_latest_tags_by_partition(key, _MADE, [DATA_VERSION])
         return {partition: tags[DATA_VERSION] for partition, tags in found.items()}
 
-    def last_time(self, key: dg.AssetKey) -> float:
-        """When the newest event of an asset was logged, in seconds; 0 without one."""
+    def failed(self, key: dg.AssetKey) -> set[str]:
+        """Partitions of an asset that Dagster counts as failed until they are made again."""
+        defined = self.graph.get(key).partitions_def
+        if defined is not None:
+            return failed_partitions(self.instance, key, defined)
+        run = self._last_run.get(key)
+        if run is None or run.status != dg.DagsterRunStatus.FAILURE:
+            return set()
         last = self._last.get(key)
-        return 0.0 if last is None else last.timestamp
+        return set() if last is not None and last.run_id == run.run_id else {""}
 
     def outdated(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that need an event: they have none, or the newest event of the
@@ -80,6 +94,8 @@ class Recorded:
             return partitions
         ids = {one: number for one, number in self._ids(key).items() if one in partitions}
         found = partitions.difference(ids)
+        if key in self._reported:
+            found |= partitions.difference(self.versions(key))
         oldest = min(ids.values(), default=0)
         for parent in node.parent_keys:
             if self._newest(parent) > oldest:
@@ -122,14 +138,6 @@ class Recorded:
         return {partition for partition, tags in now.items() if before.get(partition) != tags}
 
 
-def _last_failure(context: dg.AssetExecutionContext) -> float:
-    """When the newest run of the job that did not succeed ended, in seconds; 0 without one."""
-    statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-    of_job = dg.RunsFilter(job_name=context.run.job_name, statuses=statuses)
-    found = context.instance.get_run_records(of_job, limit=1)
-    return (found[0].end_time or 0.0) if found else 0.0
-
-
 def _tag(made: dg.AssetMaterialization | None, name: str) -> str:
     return ((made.tags if made else None) or {}).get(name, "")
 
@@ -158,25 +166,22 @@ def read_partitions(graph: AssetGraph, node: Any, parent: dg.AssetKey) -> set[st
 
 def unchanged(context: dg.AssetExecutionContext, versions: Mapping[str, str]) -> set[str]:
     """The partitions among newly made outputs whose newest event already says all: it has the same
-    data version, code and versions of inputs. Empty in a run whose requester waits for events, and
-    after a run of the job that failed: Dagster counts its partitions as failed until they have an
-    event."""
+    data version, code and versions of inputs. Empty in a run whose requester waits for events."""
     if any(tag in context.run.tags for tag in _NEEDS_EVENTS):
         return set()
     key = context.asset_key
     recorded = Recorded(context.instance, context.job_def.asset_layer.asset_graph, [key])
-    if recorded.last_time(key) < _last_failure(context):
-        return set()
     before = recorded.versions(key)
     same = {one for one, version in versions.items() if before.get(one) == version}
-    return same - recorded.outdated(key) if same else same
+    return same - recorded.outdated(key) - recorded.failed(key) if same else same
 
 
 def needed(
     keys: Collection[dg.AssetKey], recorded: Recorded, states: Graph
 ) -> dict[dg.AssetKey, set[str]]:
     """The assets of a job that have something to do, with their partitions: outputs that are not
-    current, that need an event, that wait for a check to pass, or that read such an output.
+    current, that need an event, that count as failed, that wait for a check to pass, or that read
+    such an output.
 
     Args:
         keys: The assets of the job.
@@ -185,6 +190,8 @@ def needed(
     """
     graph = recorded.graph
     unpassed = _unpassed(keys, recorded.instance, graph)
+    failures = recorded.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
+    tried = set().union(*(run.asset_selection or keys for run in failures))
     prefix = states.run.config.automation.prefix
     found: dict[dg.AssetKey, set[str]] = {}
     for key in graph.toposorted_asset_keys:
@@ -197,6 +204,8 @@ def needed(
             found[key] = partitions_of(node)
             continue
         parts = recorded.outdated(key) | {one.partition for one in known if not one.is_current}
+        if key in tried:
+            parts |= recorded.failed(key)
         for parent in node.parent_keys & found.keys():
             read = read_partitions(graph, node, parent)
             if read is None:

@@ -90,12 +90,7 @@ class Daemon:
         self, version: str = "1", sources: Iterable[str] = ("code", "docs", "notes")
     ) -> None:
         for source in sources:
-            self.report(source, "documents", version=version)
-            for name in ("shards", "quality_scores", "topics", "curated"):
-                for key in KEYS:
-                    self.report(source, name, version=version + key, partition=key)
-            for name in ("manifest", "docid_slices", "curated_manifest"):
-                self.report(source, name, version=version)
+            self.source(source, version)
         self.report("docs", "valid_shards", version=version, partition="0000")
         self.report("docs", "valid_manifest", version=version)
         for key in label_partitions.get_partition_keys():
@@ -105,3 +100,12 @@ class Daemon:
         self.report("curation", "topic_model", version=version)
         self.report("mixture", "loader_plan", version=version)
         self.pass_checks(self.defs.resolve_asset_graph().get_all_asset_keys())
+
+    def source(self, source: str, version: str = "1") -> None:
+        """The outputs of one source are made."""
+        self.report(source, "documents", version=version)
+        for name in ("shards", "quality_scores", "topics", "curated"):
+            for key in KEYS:
+                self.report(source, name, version=version + key, partition=key)
+        for name in ("manifest", "docid_slices", "curated_manifest"):
+            self.report(source, name, version=version)

@@ -12,7 +12,9 @@ import pytest
 
 from nmoe_assets.assets.recorded import Recorded, needed
 from nmoe_assets.component import build_definitions
+from nmoe_assets.inputs import REBUILD
 from nmoe_assets.ops.pipeline import step_error
+from nmoe_assets.partitions import range_tags
 from nmoe_core.base.compute import api
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
@@ -20,7 +22,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.graph.walk import walk
 from nmoe_core.tasks.shards import each_shard
 from tests.assets.dagster_internals import stale_causes
-from tests.assets.small_project import KEYS, copied, environment, execute_here, opened
+from tests.assets.small_project import ALL, KEYS, copied, environment, execute_here, opened
 from tests.project import jsonl_source, write_project
 
 SOURCES = ("books", "docs")
@@ -193,6 +195,52 @@ def test_an_output_with_an_input_that_its_newest_event_does_not_name_needs_an_ev
     with opened(project) as instance:
         recorded = Recorded(instance, graph, keys)
         assert [recorded.outdated(key) for key in keys] == [{*KEYS}, set()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("job", ["prep", "pipeline"])
+def test_partitions_that_failed_in_another_job_do_not_stay_failed(project: Path, job: str) -> None:
+    """As of the asset's page, or of automation. Automation waits for a failed input."""
+    environment(project)
+    definitions = build_definitions(Run(project / "run.toml"))
+    key = dg.AssetKey(["docs", "shards"])
+    partitions = definitions.resolve_asset_graph().get(key).partitions_def
+    source = project / "in" / "docs.jsonl"
+    text = source.read_text()
+    source.write_text("{torn\n")
+    with opened(project) as instance:
+        done = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance, asset_selection=[key], tags=ALL, raise_on_error=False
+        )
+        assert not done.success
+        failed = instance.get_status_by_partition(key, KEYS, partitions)
+    assert {status.value for status in failed.values()} == {"FAILED"}
+    source.write_text(text)
+    assert execute_here(project, job).success
+    with opened(project) as instance:
+        now = instance.get_status_by_partition(key, KEYS, partitions)
+    assert {status.value for status in now.values()} == {"MATERIALIZED"}
+    before = log_of(project)
+    assert execute_here(project, job).success
+    assert log_of(project) == before
+
+
+@pytest.mark.long
+def test_events_that_a_person_changed_are_logged_again(project: Path) -> None:
+    """By the items of an asset's menu (*report* and *wipe*), and by deleting a run."""
+    shards, model = dg.AssetKey(["docs", "shards"]), dg.AssetKey(["curation", "topic_model"])
+    with opened(project) as instance:
+        instance.report_runless_asset_event(dg.AssetMaterialization(shards, partition="0001"))
+        instance.wipe_assets([dg.AssetKey(["books", "shards"])])
+        [made] = instance.fetch_materializations(model, limit=1).records
+        instance.delete_run(made.run_id)
+    first = range_tags(KEYS[:1])
+    assert execute_here(project, "prep", "docs", **first, **{REBUILD: "true"}).success
+    assert {key for key, _ in stale(project)} >= {dg.AssetKey(["books", "shards"])}
+    files = times(project)
+    assert execute_here(project, "pipeline").success
+    assert stale(project) == {}
+    assert times(project) == files
 
 
 def test_workers_start_only_if_a_shard_has_something_to_do(

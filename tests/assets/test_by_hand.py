@@ -1,0 +1,170 @@
+"""What people and deployments do to runs and events, and what automation makes of it."""
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster import AssetKey, DagsterInstance
+
+from nmoe_assets.component import build_definitions
+from nmoe_assets.dagster_private import CheckTarget, launch_backfill
+from nmoe_assets.partitions import label_partitions
+from nmoe_core.config.run import Run
+from tests.assets.daemon import Daemon
+from tests.assets.small_project import KEYS
+
+pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
+SCORES = AssetKey(["docs", "quality_scores"])
+TOPICS = {f"{source}/topics" for source in ("code", "docs", "notes")}
+
+
+@pytest.fixture
+def daemon(defs: dg.Definitions, in_memory: DagsterInstance) -> Daemon:
+    return of_finished(defs, in_memory)
+
+
+def of_finished(defs: dg.Definitions, instance: DagsterInstance) -> Daemon:
+    """A daemon over a project whose outputs are all made."""
+    daemon = Daemon(defs, instance)
+    daemon.everything()
+    assert daemon.tick() == {}
+    return daemon
+
+
+@pytest.mark.long
+def test_a_terminated_run_is_not_requested_again_and_its_readers_wait(daemon: Daemon) -> None:
+    daemon.report("hydra", "calibration", version="2")
+    assert daemon.tick().keys() >= {"docs/quality_scores"}
+    run = daemon.start("grade", "docs/quality_scores")
+    daemon.tick()
+    daemon.instance.report_run_canceled(run)
+    assert daemon.tick() == {}
+    daemon.report("curation", "topic_model", version="2")
+    assert daemon.tick().keys() == TOPICS
+    for key in KEYS:
+        daemon.report("docs", "topics", version="2" + key, partition=key)
+    daemon.pass_checks({AssetKey(["docs", "topics"])})
+    assert daemon.tick() == {}, "curated shards would be of stale scores"
+
+
+@pytest.mark.long
+def test_an_input_is_used_though_its_run_failed_at_another_asset(daemon: Daemon) -> None:
+    run = daemon.start("curate", "curation/topic_model", "docs/topics")
+    model = AssetKey(["curation", "topic_model"])
+    daemon.made(run, "curation/topic_model", "2", None)
+    daemon.pass_checks({model}, run.run_id)
+    assert daemon.tick().keys() == TOPICS - {"docs/topics"}, "the run makes these"
+    daemon.instance.report_run_failed(run)
+    assert daemon.tick() == {"docs/topics": set(KEYS)}
+    assert daemon.tick() == {}
+
+
+def test_an_output_that_was_made_without_its_checks_is_used_once_they_pass(daemon: Daemon) -> None:
+    run = daemon.start("curate", "docs/curated_manifest")
+    daemon.made(run, "docs/curated_manifest", "2", None)
+    ended = dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name="curate")
+    daemon.instance.report_dagster_event(ended, run_id=run.run_id)
+    assert daemon.tick() == {}
+    manifest = AssetKey(["docs", "curated_manifest"])
+    [made] = daemon.instance.fetch_materializations(manifest, limit=1).records
+    target = CheckTarget(storage_id=made.storage_id, run_id=made.run_id, timestamp=made.timestamp)
+    for check in daemon.defs.resolve_asset_graph().get_check_keys_for_assets({manifest}):
+        daemon.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                manifest, check.name, passed=True, metadata={}, target_materialization_data=target
+            )
+        )
+    assert daemon.tick() == {"mixture/loader_plan": {None}}
+
+
+@pytest.mark.long
+def test_wiped_outputs_are_made_again_where_missing_ones_are_made(
+    run: Run, in_memory: DagsterInstance
+) -> None:
+    made = run.with_settings({"automation.grade": "make"})
+    daemon = of_finished(build_definitions(made), in_memory)
+    daemon.instance.wipe_assets([SCORES])
+    assert daemon.tick() == {"docs/quality_scores": set(KEYS)}
+    assert daemon.tick() == {}
+
+
+def test_wiped_outputs_are_left_where_existing_ones_are_followed(daemon: Daemon) -> None:
+    daemon.instance.wipe_assets([SCORES])
+    assert daemon.tick() == {}
+    for key in KEYS:
+        daemon.report("docs", "quality_scores", version="1" + key, partition=key)
+    daemon.pass_checks({SCORES})
+    assert daemon.tick() == {}, "the content is that of before"
+
+
+@pytest.mark.long
+def test_an_asset_that_waits_is_requested_though_a_source_was_added_meanwhile(
+    run: Run, in_memory: DagsterInstance
+) -> None:
+    config = Path(run.path)
+    mixture = config.with_name("mixture.toml").read_text()
+    head, *tables = mixture.split("[[")
+    kept = [table for table in tables if '"notes"' not in table]
+    assert len(kept) == len(tables) - 1
+    fewer = config.with_name("fewer.toml")
+    fewer.write_text("[[".join([head, *kept]))
+    before = build_definitions(run.with_settings({"mixture_toml": str(fewer)}))
+    daemon = Daemon(before, in_memory)
+    daemon.everything(sources=("code", "docs"))
+    assert daemon.tick() == {}
+    daemon.report("docs", "curated_manifest", version="2")
+    daemon.check("docs", "curated_manifest", name="alignment", passed=False)
+    daemon.report("hydra", "judge_head", version="2")
+    daemon.check("hydra", "judge_head", name="promotion", passed=False)
+    assert daemon.tick() == {}
+    daemon.defs = build_definitions(run)
+    assert daemon.tick() == {}
+    daemon.source("notes")
+    keys = daemon.defs.resolve_asset_graph().get_all_asset_keys()
+    daemon.pass_checks({key for key in keys if key.path[0] == "notes"})
+    daemon.check("docs", "curated_manifest", name="alignment", passed=True)
+    daemon.check("hydra", "judge_head", name="promotion", passed=True)
+    requested = daemon.tick()
+    assert "mixture/loader_plan" in requested
+    assert "hydra/calibration" not in requested, "documents of the new source have no labels"
+    for key in label_partitions.get_partition_keys():
+        daemon.report("hydra", "oracle_labels", version="1", partition=key)
+    daemon.pass_checks({AssetKey(["hydra", "oracle_labels"])})
+    assert "hydra/calibration" in daemon.tick()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_ticks_go_on_if_a_source_gets_more_or_fewer_partitions(
+    daemon: Daemon, run: Run, num_shards: int
+) -> None:
+    daemon.report("docs", "shards", version="2", partition="0001")
+    daemon.check("docs", "shards", name="integrity", passed=False)
+    assert "docs/quality_scores" not in daemon.tick()
+    daemon.defs = build_definitions(run.with_settings({"prep.num_shards": num_shards}))
+    assert "docs/quality_scores" not in daemon.tick()
+    daemon.check("docs", "shards", name="integrity", passed=True)
+    requested = daemon.tick().get("docs/quality_scores", set())
+    assert requested == ({"0001"} if num_shards > 1 else set())
+
+
+def test_several_partitions_that_automation_requests_become_one_backfill(
+    defs: dg.Definitions,
+) -> None:
+    [sensor] = [
+        sensor
+        for sensor in defs.get_repository_def().sensor_defs
+        if isinstance(sensor, dg.AutomationConditionSensorDefinition)
+    ]
+    assert sensor.emit_backfills
+
+
+def test_the_backfill_of_the_pipeline_is_one_that_outlives_a_restart_of_the_location(
+    defs: dg.Definitions, in_memory: DagsterInstance
+) -> None:
+    """Dagster fails a backfill of a job if the location cannot be reached, one of assets waits."""
+    keys = defs.resolve_asset_graph().materializable_asset_keys
+    number = launch_backfill(in_memory, defs, keys, "pipeline", {})
+    backfill = in_memory.get_backfill(number)
+    assert backfill is not None
+    assert backfill.is_asset_backfill
