@@ -19,9 +19,9 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.graph.new_labels import new_labels
 
 _FIRST_WAIT_S = 60
-# Not NOT_STARTED: a run that Dagster refuses because of its partitions keeps this status.
 _UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,

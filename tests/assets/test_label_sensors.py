@@ -11,7 +11,7 @@ from dagster import AssetKey, DagsterInstance
 
 from nmoe_assets.component import build_definitions
 from nmoe_assets.ops import label_sensors
-from nmoe_assets.partitions import RANGE_END, RANGE_START, label_partitions, range_tags
+from nmoe_assets.partitions import RANGE_END, RANGE_START, label_partitions
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.tasks.hydra import label_slices
@@ -82,16 +82,6 @@ def automatic(tmp_path: Path, in_memory: DagsterInstance) -> Iterator[Automatic]
     server = JudgeServer()
     yield Automatic(tmp_path, in_memory, server)
     server.close()
-
-
-def test_a_run_that_dagster_refused_to_start_does_not_stop_new_labels(automatic: Automatic) -> None:
-    automatic.write(90)
-    prep = build_definitions(automatic.run).resolve_job_def("prep")
-    with pytest.raises(dg.DagsterInvalidInvocationError):
-        automatic.instance.create_run_for_job(prep, tags=range_tags(["0000", "9999"]))
-    [left] = automatic.instance.get_runs()
-    assert left.status == dg.DagsterRunStatus.NOT_STARTED
-    assert slices_of(automatic.tick()) == ALL_SLICES
 
 
 def test_labels_of_new_documents_are_requested_once(automatic: Automatic) -> None:
