@@ -31,7 +31,7 @@ from nmoe_core.base.intervals import (
     within_interval,
 )
 from nmoe_core.base.intervals.design import Families, share_trials
-from nmoe_core.quality.heads.metrics import selection_metrics
+from nmoe_core.quality.heads.metrics import selection_metrics, share_of_ceiling
 
 SIZES = (10, 30, 130, 500)
 PAGE = Path("docs/statistics.md")
@@ -149,6 +149,21 @@ def graders(ours: float, theirs: float, shared: float) -> Draw:
     return draw
 
 
+def two_orders(reliability: float, share: float) -> Draw:
+    """A head and the labels that it is compared with; and two labellings of other documents that
+    differ by noise. The head reaches this share of what a perfect head reaches."""
+
+    def draw(rng: Rng, n: int) -> Columns:
+        latent, again = rng.standard_normal((2, n))
+        noisy = (
+            np.sqrt(reliability) * one + np.sqrt(1 - reliability) * rng.standard_normal(n)
+            for one in (latent, again, again)
+        )
+        return share * latent + np.sqrt(1 - share**2) * rng.standard_normal(n), *noisy
+
+    return draw
+
+
 def classes(share: float, gap: float, spread: float = 1.0) -> Draw:
     """Scores, and which documents are positive."""
 
@@ -197,6 +212,11 @@ WITHIN = {
     f"sources of {size}, {name}": sources(PAIRS[name], size)
     for size in (10, 13, 26)
     for name in ("normal, 0.5", "normal, 0.85", "grades, 0.6", "20% unrelated")
+}
+CEILINGS = {
+    f"two orders agree by {reliability}, {share:.0%} of the ceiling": two_orders(reliability, share)
+    for reliability in (0.7, 0.85, 0.97)
+    for share in (0.5, 0.7, 0.85, 0.97)
 }
 GAINS = {
     f"{ours} and {theirs}, errors {shared}": graders(ours, theirs, shared)
@@ -249,6 +269,24 @@ def _gain(ours: np.ndarray, theirs: np.ndarray, oracle: np.ndarray) -> float:
     return (spearman(ours, oracle) or 0.0) - (spearman(theirs, oracle) or 0.0)
 
 
+def _ceiling_share(head: np.ndarray, *labels: np.ndarray) -> float:
+    oracle, first, second = labels
+    return (spearman(head, oracle) or 0.0) / np.sqrt(spearman(first, second) or 1.0)
+
+
+def _ceiling_interval(head: np.ndarray, *labels: np.ndarray) -> Interval | None:
+    oracle, first, second = labels
+    reliability = spearman(first, second), *(spearman_interval(first, second) or ())
+    if len(reliability) < 3 or None in reliability or min(reliability) <= 0:
+        return None
+    value, *ends = np.sqrt(reliability).tolist()
+    metrics = {"spearman": spearman(head, oracle), "noise_ceiling": value}
+    metrics |= {"spearman_ci95": spearman_interval(head, oracle), "noise_ceiling_ci95": ends}
+    return share_of_ceiling(metrics | {"noise_ceiling_documents": len(head)})[
+        "share_of_ceiling_ci95"
+    ]
+
+
 def _of_fifth(name: str) -> Callable[..., Any]:
     return lambda *columns: selection_metrics(*columns)[name]
 
@@ -267,6 +305,7 @@ FIGURES = (
     Figure("quadratic kappa", concordance, concordance_interval, GRADES),
     Figure("alpha", alpha, alpha_interval, RATED),
     *FIFTHS,
+    Figure("share of the noise ceiling", _ceiling_share, _ceiling_interval, CEILINGS),
 )
 
 
@@ -322,7 +361,7 @@ def family_rows(samples: int) -> Iterator[str]:
     """The rows of documents in families."""
     known = {f"sources of 130, {name}": sources(PAIRS[name], 130) for name in PAIRS}
     for figure in FIGURES:
-        for name in IN_FAMILIES[figure.name]:
+        for name in IN_FAMILIES.get(figure.name, ()):
             draw = figure.settings.get(name) or known[name]
             for said, size in SIZES_OF_FAMILIES.items():
                 yield _row(figure, f"{name}; {said}", draw, in_families(draw, size), samples)

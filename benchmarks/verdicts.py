@@ -5,16 +5,20 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.families import Alike, families_of
 from loader.errors import PlanError
+from nmoe_core.attributes.attribute import drift
 from nmoe_core.audit.plans.bisection import find_causes
 from nmoe_core.config.operations import ChecksTable
+from nmoe_core.config.run import Run
 from nmoe_core.curate.diversity.measure import measure, worst_of_shuffles
 from nmoe_core.quality.calibration.drift import score_bins, score_drift
 from nmoe_core.quality.calibration.targets import Targets
 from nmoe_core.quality.calibration.thresholds import largest_certified
 from nmoe_core.tasks.ablate.result import effect
+from nmoe_core.tasks.checks.verdict import sampling_margin
 
 Rng = np.random.Generator
 
@@ -90,6 +94,36 @@ def _drift(val: int, shard: int) -> Callable[[Rng], tuple[bool, bool]]:
     return trial
 
 
+def _keep_rate(labels: int, target: float) -> Callable[[Rng], tuple[bool, bool]]:
+    """The threshold is fitted on one half of the labels; the share kept of the other half is
+    compared with the target. Seen: a share that is 0.1 lower."""
+    run = Run(None)
+    half = labels // 2
+
+    def trial(rng: Rng) -> tuple[bool, bool]:
+        tau = np.sort(rng.random(half))[-round(target * half)]
+        margin = sampling_margin(run, target, labels - half, half)
+        scores = rng.random(labels - half)
+        off, moved = (abs((scores + shift >= tau).mean() - target) for shift in (0.0, -0.1))
+        return bool(off > margin), bool(moved > margin)
+
+    return trial
+
+
+def _drift_of_attributes(documents: int, columns: int) -> Callable[[Rng], tuple[bool, bool]]:
+    """All documents are replaced by others of the same distribution: the check must pass for the
+    column that moved most. Seen: one column is shifted by half a standard deviation."""
+
+    def trial(rng: Rng) -> tuple[bool, bool]:
+        old, new = (rng.standard_normal((columns, documents)) for _ in range(2))
+        tables = [pa.table({str(i): one for i, one in enumerate(rows)}) for rows in (old, new)]
+        moved = pa.table({"0": new[0] + 0.5})
+        most = ChecksTable().max_drift
+        return max(drift(*tables).values()) > most, drift(tables[0], moved)["0"] > most
+
+    return trial
+
+
 def _bisect(shows: float, suspects: int, repeat: int) -> Callable[[Rng], tuple[bool, bool]]:
     def trial(rng: Rng) -> tuple[bool, bool]:
         causes = {int(rng.integers(suspects))}
@@ -156,6 +190,22 @@ VERDICTS = (
             f"{val} val documents, shard of {shard}": _drift(val, shard)
             for val in (50, 100, 200, 500)
             for shard in (30, 100, 300, 1000)
+        },
+    ),
+    Verdict(
+        "check `calibrated_keep_rate`",
+        {
+            f"{labels} labels, target {target}": _keep_rate(labels, target)
+            for labels in (40, 100, 300, 1000)
+            for target in (0.1, 0.3, 0.5)
+        },
+    ),
+    Verdict(
+        "check `drift` of attributes",
+        {
+            f"{documents} documents, {columns} columns": _drift_of_attributes(documents, columns)
+            for documents in (30, 100, 300, 1000)
+            for columns in (1, 10, 30)
         },
     ),
     Verdict(

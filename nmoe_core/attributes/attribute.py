@@ -157,7 +157,7 @@ def replace_rows(
             names = [f.name for f in schema if not _is_fixed_size(f.type)]
             old, new = (read_attribute(one, names) for one in (path, staged))
             found = {"digest": digest, "documents": len(documents.doc_ids)}
-            found |= {"drift": _drift(old, new)}
+            found |= {"drift": drift(old, new)}
             with replacing(_drift_path(path)):
                 write_json(_drift_path(path), seal_summary(found))
         os.replace(staged, path)
@@ -184,7 +184,7 @@ def _drift_path(path: Path) -> Path:
     return path.with_suffix(".drift.json")
 
 
-def _drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
+def drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
     """Drift of each column of numbers, booleans or texts that both tables have: the share of values
     that moved to another bin, which is half the sum of absolute differences between bin shares.
     Bins are deciles of the old numbers, or the 20 most common old texts and one bin for the rest;
