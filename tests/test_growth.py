@@ -16,8 +16,10 @@ _LINEAR = 3 * _LARGE / _SMALL  # quadratic growth would be 64
 _AT_LARGE_SIZES = {"loader.tables.read_yaml"}  # of 200 levels, and slow
 # Expressions that are made while they run, and what they are made of.
 _IN_RUNS = {
+    "nmoe_core/config/quality.py": "a pattern of the configuration, which is only compiled",
     "nmoe_core/labels/oracles/http.py": "a model's name of the configuration, and digits",
     "nmoe_core/labels/oracles/markers.py": "literals, and forms of a bounded length",
+    "nmoe_core/quality/families.py": "the pattern of the configuration, over ids and column values",
     "nmoe_core/tasks/selection/outcome.py": "the name of a column",
     "nmoe_core/text/equivalence.py": "one class",
     "nmoe_core/text/reference.py": "one run of blanks; see the readers below",

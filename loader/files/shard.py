@@ -7,6 +7,7 @@ mapped. Formats: docs/formats.md.
 import ast
 import errno
 import struct
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ INDEX_VERSION = 1
 INDEX_HEADER = struct.Struct("<8sQQQ")
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 _MAX_NPY_HEADER_BYTES = 4096
+# In CPython 3.11, two threads that parse at once may raise a SystemError.
+_PARSING = threading.Lock()
 
 
 class IndexHeader(NamedTuple):
@@ -79,7 +82,8 @@ def _parse_npy_header(path: Path, header: bytes, header_bytes: int) -> tuple[int
     if len(header) != header_bytes:
         raise _shard_format(path, f"{len(header)} header bytes", str(header_bytes))
     try:
-        fields = ast.literal_eval(header.decode("latin-1").strip())
+        with _PARSING:
+            fields = ast.literal_eval(header.decode("latin-1").strip())
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise _shard_format(
             path, repr(header[:60]), "a header that is a literal dictionary"

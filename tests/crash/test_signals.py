@@ -46,6 +46,7 @@ ELSEWHERE = {
     # Each call adds a line.
     "hydra review": "test_torn_tail_is_cut_and_writing_goes_on",
     # One file, or lines that are added to a file.
+    "hydra plan-labels": "test_a_plan_is_the_same_each_time_and_the_next_one_adds_other_documents",
     "hydra requests": "test_answers_from_a_file_make_the_labels_that_a_server_makes",
     "hydra answers": "test_answers_from_a_file_make_the_labels_that_a_server_makes",
     "embed": "test_a_killed_run_goes_on_after_its_last_part_and_writes_the_same_bytes",
