@@ -310,8 +310,8 @@ def _fitted(
         _require_enough(len(half.held_out()), MIN_DOCUMENTS // 4, labels.path)
     if choice:
         # The same documents choose the grader and prove the bounds, so the allowed error is divided
-        # by the number of graders and weights that were tried (Bonferroni).
-        targets = replace(targets, delta=DELTA / choice["grader_choice"]["tried"])
+        # by the number of graders (Bonferroni).
+        targets = replace(targets, delta=DELTA / len(graders))
         shown = [
             choice["grader_choice"][n] for n in ("report", "test") if n in choice["grader_choice"]
         ]

@@ -2,10 +2,9 @@
 
 For each grader, the rank correlation of its aggregate with the oracle's is computed on the half of
 val on which thresholds are fitted. The grader whose correlation has the highest lower confidence
-bound is chosen; in a tie, the student. If student and probe scored the same documents, their
-weighted mean is a third grader, with the best weight of `PROBE_WEIGHTS` by the same bound. All
-graders are measured on the other half and on the test slice. All comparisons use the same
-documents, on which no grader was trained.
+bound is chosen; in a tie, the student. If student and probe scored the same documents, their mean
+is a third grader. All graders are measured on the other half and on the test slice. All comparisons
+use the same documents, on which no grader was trained.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmoe_core.base.intervals import gain_interval, spearman, spearman_interval
-from nmoe_core.base.settings import GRADER_NAMES, GraderKind
+from nmoe_core.base.settings import GRADER_NAMES
 from nmoe_core.labels.scores import rounded
 from nmoe_core.quality.calibration.rows import CalibrationRows
 from nmoe_core.quality.heads.head_files import stacked_digest
@@ -25,7 +24,8 @@ from nmoe_core.quality.heads.scores import stacked
 
 # A grader's rows of val, and of test if test has labels.
 Candidate = tuple[CalibrationRows, CalibrationRows | None]
-PROBE_WEIGHTS = (0.25, 0.5, 0.75)
+# A fitted weight ranks no better, and each further weight that is tried would weaken all bounds.
+PROBE_WEIGHT = 0.5
 
 
 class Scored(NamedTuple):
@@ -39,20 +39,15 @@ class Scored(NamedTuple):
 
 def choose(candidates: Sequence[Candidate]) -> tuple[list[Scored], dict[str, Any]]:
     """Order the graders, best first. Also return the facts of the choice, empty for a single
-    grader; `tried` counts the graders and weights that were compared."""
+    grader."""
     if len(candidates) == 1:
         val, test = candidates[0]
         return [Scored(*val.halves(), test)], {}
     found = _halved(candidates)
-    tried = [*found, *_stacked(found)]
-    bounds = [_lower_bound(rows) for rows in _fresh([one.fit for one in tried])]
-    ranks = [(bound, one.fit.grader == "student") for bound, one in zip(bounds, tried)]
-    best: dict[GraderKind, int] = {}
-    for i in sorted(range(len(tried)), key=ranks.__getitem__, reverse=True):
-        best.setdefault(tried[i].fit.grader, i)
-    found = [tried[i] for i in best.values()]
-    facts = {"lower_bounds_fit": {name: bounds[i] for name, i in best.items()}}
-    facts |= {"tried": len(tried)}
+    found += _stacked(found)
+    bounds = {rows.grader: _lower_bound(rows) for rows in _fresh([one.fit for one in found])}
+    found.sort(key=lambda one: (bounds[one.fit.grader], one.fit.grader == "student"), reverse=True)
+    facts: dict[str, Any] = {"lower_bounds_fit": bounds}
     report = _compared(_fresh([one.report for one in found]))
     tests = [one.test for one in found if one.test is not None]
     if len(tests) == len(found):
@@ -72,26 +67,23 @@ def _halved(candidates: Sequence[Candidate]) -> list[Scored]:
 
 
 def _stacked(found: Sequence[Scored]) -> list[Scored]:
-    """Student and probe together, once with each weight, if both scored the same documents."""
+    """Student and probe together, if both scored the same documents."""
     for fit, report, test in found:
         if fit.probe is not None and fit.student is not None:
-            return [
-                Scored(_mixed(fit, w), _mixed(report, w), None if test is None else _mixed(test, w))
-                for w in PROBE_WEIGHTS
-            ]
+            return [Scored(_mixed(fit), _mixed(report), None if test is None else _mixed(test))]
     return []
 
 
-def _mixed(rows: CalibrationRows, probe_weight: float) -> CalibrationRows:
+def _mixed(rows: CalibrationRows) -> CalibrationRows:
     assert rows.student is not None
     assert rows.probe is not None
     return replace(
         rows,
-        judge=stacked(rows.student, rows.probe, probe_weight, rows.scale),
+        judge=stacked(rows.student, rows.probe, PROBE_WEIGHT, rows.scale),
         probe=None,
         grader="stacked",
-        heads_digest=stacked_digest(rows.heads_digest, rows.student_digest, probe_weight),
-        probe_weight=probe_weight,
+        heads_digest=stacked_digest(rows.heads_digest, rows.student_digest, PROBE_WEIGHT),
+        probe_weight=PROBE_WEIGHT,
     )
 
 
