@@ -17,7 +17,7 @@ from pathlib import Path
 from loader.files.checksummed_json import sealed
 from loader.files.nested import json_value
 from loader.files.regular import read_file
-from nmoe_core.base.atomic import atomic_file, output_lock, replacing, write_json
+from nmoe_core.base.atomic import atomic_file, output_lock, replacing, write_json, write_jsonl
 from nmoe_core.base.docid import split_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import is_current, read_summary, sha256_file
@@ -83,11 +83,8 @@ def add_planned(tree: Tree, rows: Sequence[Row]) -> Path:
     """Add (document id, source) pairs of train to the planned documents; return their file."""
     path = tree.slices / PLANNED_NAME
     with output_lock(tree.slices):
-        known = _planned(tree)
-        with atomic_file(path) as file:
-            for doc_id, source in dict.fromkeys([*known, *rows]):
-                row = {"doc_id": doc_id, "source": source}
-                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        planned = dict.fromkeys([*_planned(tree), *rows])
+        write_jsonl(path, ({"doc_id": doc_id, "source": source} for doc_id, source in planned))
     return path
 
 
