@@ -17,6 +17,7 @@ import gc
 import dagster as dg
 
 from nmoe_assets.dagster_private import CheckRunHealthResult, WorkerStatus
+from nmoe_assets.partitions import RANGE_END, RANGE_START
 
 # Tolerance between two clocks: events use the system clock, which may be adjusted, and start times
 # of processes are counted from boot.
@@ -45,6 +46,20 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
         if found is None or _is_alive(*found):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"process {found[0]} has ended")
+
+    def get_run_worker_debug_info(
+        self, run: dg.DagsterRun, include_container_logs: bool | None = True
+    ) -> str | None:
+        """Why a run that is failed by run monitoring did not start, if its request was refused:
+        `run_retries` then does not start it again."""
+        if run.status != dg.DagsterRunStatus.NOT_STARTED:
+            return None
+        self._instance.add_run_tags(run.run_id, {"dagster/max_retries": "0"})
+        named = [run.tags[tag] for tag in (RANGE_START, RANGE_END) if tag in run.tags]
+        return (
+            "Dagster refused the request of this run, so it is not started again; check that its "
+            f"partitions exist: {' to '.join(named) or 'none are named'}"
+        )
 
 
 def run_is_dead(instance: dg.DagsterInstance, run_id: str) -> bool:

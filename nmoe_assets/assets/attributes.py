@@ -49,8 +49,8 @@ def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
         group=source,
         stage="prep",
         kind="parquet",
-        description=f"`{name}` of each document, in the order of the shard. Rows are reused "
-        "if an earlier file has the same text.",
+        description=f"The attribute {name} of each document, in the order of the shard. Rows are "
+        "reused if an earlier file has the same text.",
         facts=("computed", "changed"),
         code_version=settings.attribute(run, name).version,
         deps=[[source, "shards"], *[["hydra", "backbone"]] * (name in OF_BACKBONE)],
@@ -144,7 +144,7 @@ def copies(run: Run, source: SourcePlan) -> list[dg.AssetSpec]:
             group_name=prefixed(run, source.name),
             kinds={"parquet"},
             description="The copies among the documents of each shard, which "
-            "`curation/duplicates` finds. A shard whose rows did not change keeps its version.",
+            "curation/duplicates finds. A shard whose rows did not change keeps its version.",
             owners=list(run.config.automation.owners),
             tags={"stage": "curate"},
             metadata=asset_metadata(downstream=downstream),
@@ -170,8 +170,8 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         group=curated_group(name),
         stage="curate",
         kind="parquet",
-        description="Whether the run's `where` keeps each document, and the first clause that "
-        f"drops it: `{run.config.curation.where}`.",
+        description="Whether [curation] where keeps each document, and the number of the first "
+        f"clause that drops it. The expression: `{run.config.curation.where}`.",
         facts=("kept", "changed"),
         code_version=settings.selection(run).version,
         deps=deps,

@@ -71,8 +71,8 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        description=f"The documents {_rule(run)}, in training order "
-        f"({table.order}). lineage.jsonl has these columns.",
+        description=f"The documents {_rule(run)}, in training order ({table.order}). The file "
+        "lineage.jsonl of a shard has these columns.",
         facts=ORDER_FACTS,
         code_version=settings.curated(run, name).version,
         deps=[*_curated_from(run, name), *(copies_keys(run, name) if spreads_copies(run) else [])],
@@ -103,7 +103,7 @@ def _curated_from(run: Run, source: str) -> Deps:
 def _rule(run: Run) -> str:
     table = run.config.curation
     if table.where is not None:
-        return f"for which `{table.where}` is true"
+        return "that the selection keeps"
     return f"with the decision {' or '.join(table.include)}"
 
 
@@ -123,8 +123,8 @@ def seen_index(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        description="Suffix arrays of the curated shards, in which `nmoe seen` finds a sentence, "
-        "its documents and the steps that read it.",
+        description="Suffix arrays of the curated shards, in which nmoe seen finds a "
+        "sentence, its documents and the steps that read it.",
         facts=("files_sorted", "changed"),
         code_version=settings.SEEN_INDEX.version,
         deps=[[name, "curated"]],
@@ -143,7 +143,8 @@ def curated_manifest(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="json",
-        description="Inventory of the curated shards, with the digests of their inputs.",
+        description="Inventory of the curated shards: their files, documents, tokens and SHA-256 "
+        "checksums, and the digests of their inputs.",
         facts=("left_out", "composition", "misaligned_shards", *ORDER_FACTS),
         code_version=settings.curated_manifest(run, name).version,
         deps=[[name, "curated"]],

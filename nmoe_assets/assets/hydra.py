@@ -122,7 +122,8 @@ def head(run: Run, kind: hydra.HeadKind) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="pytorch",
-        description=f"The {kind}, trained on oracle labels over the frozen backbone.",
+        description=f"The {kind}: a head over the states of the frozen backbone, trained on the "
+        "oracle's labels and compared with the student.",
         facts=HEAD_FACTS,
         code_version=settings.head(run, kind).version,
         deps=[[GROUP, name] for name in ("oracle_labels", "backbone", "student")],
@@ -143,8 +144,8 @@ def calibration(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         group=GROUP,
         stage="heads",
         kind="json",
-        description="Thresholds that turn the grader's scores into drop, band or keep, and their "
-        "weights.",
+        description="Thresholds that turn the grader's scores into drop, band or keep, and the "
+        "weights of the dimensions.",
         facts=(
             *(
                 "tau_drop, tau_keep",
@@ -187,7 +188,8 @@ def quality_scores(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         kind="json",
         description="One row per document with the decision keep, since the run has no grader."
         if is_off
-        else "The grader's scores of every document, and the decision drop, band or keep.",
+        else "The grader's scores of every document, and the decision drop, band or keep, which "
+        "the thresholds of the calibration give.",
         facts=("early_exits", "failed", "backbone_documents", "backbone_tokens"),
         code_version=settings.grades(run).version,
         deps=[[name, "shards"], *graded_by_language(run, name), *([GROUP, made] for made in read)],

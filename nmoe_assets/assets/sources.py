@@ -65,8 +65,8 @@ def shards(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         group=name,
         stage="prep",
         kind="numpy",
-        description=f"Token shards of the {split} split: one pass fills all requested shards. "
-        "`nmoe explain` accepts the ids in the sample.",
+        description=f"Token shards of the {split} split: one pass over the documents fills all "
+        "requested shards. The command nmoe explain accepts the ids in the sample.",
         facts=("documents_tokenized", "documents_reused", "shards_made", "shards_current"),
         code_version=settings.prep(run, source, split).version,
         deps=[[name, "documents"]],
@@ -122,7 +122,8 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         group=name,
         stage="prep",
         kind="json",
-        description=f"Inventory of the {split} shards with SHA-256 checksums.",
+        description=f"Inventory of the {split} shards: their files, documents, tokens and SHA-256 "
+        "checksums, and the settings of prep.",
         facts=("changed",),
         code_version=settings.prep(run, source, split).version,
         deps=deps,

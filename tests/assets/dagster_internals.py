@@ -3,6 +3,7 @@
 The UI asks for staleness through the same resolver; events and origins have no public constructor.
 """
 
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
+import pytest
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
 )
@@ -23,6 +25,7 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._daemon.monitoring.run_monitoring import monitor_starting_run
 
 __all__ = [
     "AssetCheckEvaluationPlanned",
@@ -31,12 +34,23 @@ __all__ = [
     "job_of_file",
     "run_of_another_location",
     "stale_causes",
+    "time_out_start",
 ]
 
 
 def at_work(instance: dg.DagsterInstance, run: dg.DagsterRun, pid: int) -> None:
     """Log that a process executes a run, as Dagster does at its start."""
     instance.report_engine_event("Started", run, EngineEventData.in_process(pid))
+
+
+def time_out_start(
+    instance: dg.DagsterInstance, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the daemon does with a run that did not start within `start_timeout_seconds`."""
+    with monkeypatch.context() as patch:
+        patch.setattr(type(instance), "run_monitoring_start_timeout_seconds", 0)
+        (record,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
+        monitor_starting_run(instance, record, logging.getLogger(__name__))
 
 
 def ended_process() -> int:

@@ -116,6 +116,9 @@ def test_every_asset_shows_its_owner_stage_kind_and_dependents(where: str | None
         assert node.group_name, key
         assert node.kinds, key
         assert node.description, key
+        # The catalogue prints the start of a description as it is, on one line.
+        start = " ".join(node.description.split())[:100]
+        assert not re.search(r"[`*#]| - ", start), key
         assert node.tags["stage"], key
         links = [v.asset_key for v in node.metadata.values() if hasattr(v, "asset_key")]
         assert set(links) <= set(keys), key

@@ -13,7 +13,8 @@ import pytest
 from nmoe_assets import launcher
 from nmoe_assets.dagster_private import WorkerStatus
 from nmoe_assets.launcher import LocalRunLauncher
-from tests.assets.dagster_internals import at_work, ended_process
+from nmoe_assets.partitions import range_tags
+from tests.assets.dagster_internals import at_work, ended_process, time_out_start
 from tests.assets.small_project import opened
 
 
@@ -76,3 +77,22 @@ def test_a_process_collects_garbage_less_often_once_it_launches_runs(
         assert gc.get_threshold()[0] == 10**6, "what somebody set higher stays"
     finally:
         gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("was_launched", [False, True])
+def test_a_refused_run_fails_with_its_partitions_and_is_not_started_again(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, was_launched: bool
+) -> None:
+    """Dagster refuses a run that names a partition that does not exist before it queues it."""
+    run = instance.add_run(dg.DagsterRun(job_name="grade", tags=range_tags(["0001", "0009"])))
+    if was_launched:
+        starts = dg.DagsterEvent(event_type_value="PIPELINE_STARTING", job_name="grade")
+        instance.report_dagster_event(starts, run.run_id)
+    time_out_start(instance, run.run_id, monkeypatch)
+    ended = instance.get_run_by_id(run.run_id)
+    assert ended is not None
+    assert ended.status == dg.DagsterRunStatus.FAILURE
+    assert ended.tags["dagster/will_retry"] == str(was_launched).lower()
+    logged = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+    told = [entry.get_dagster_event().message or "" for entry in logged]
+    assert ["0001 to 0009" in text for text in told] == [not was_launched]
