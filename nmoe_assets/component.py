@@ -14,7 +14,8 @@ from nmoe_assets.ops.interrupts import keep_ignored
 from nmoe_assets.ops.jobs import AssetJob, follow_job, task_jobs, verify_job
 from nmoe_assets.ops.label_sensors import label_new, label_retries
 from nmoe_assets.ops.pipeline import pipeline_job
-from nmoe_assets.ops.retention import retention_job, retention_schedules
+from nmoe_assets.ops.retention import retention_job
+from nmoe_assets.ops.schedules import schedules
 from nmoe_assets.pods import executor
 from nmoe_assets.resources import resources
 from nmoe_core.base.compute.garbage import gc_paused
@@ -82,7 +83,7 @@ def _definitions(run: Run) -> dg.Definitions:
             *(_label_sensors(run, jobs[label]) if label in jobs else []),
             *sensors.failure_notices(run),
         ],
-        schedules=[sensors.nightly_verify(run, verify), *retention_schedules(run, retention)],
+        schedules=schedules(run),
         resources=resources(),
         executor=executor(run),
     )

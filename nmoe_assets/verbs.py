@@ -24,6 +24,7 @@ from nmoe_assets.ops.interrupts import ToldToStop, interrupts_since
 from nmoe_assets.ops.jobs import console, task_jobs
 from nmoe_assets.ops.pipeline import step_error
 from nmoe_assets.ops.restarts import NEW_TOKEN, keep_running
+from nmoe_assets.ops.schedules import schedules
 from nmoe_core.base.compute.api import kept_pools
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
@@ -158,7 +159,8 @@ def serve(run: Run, port: int) -> int:
     """Run `dagster dev` of the project, whose webserver asks for a token, until interrupted. If one
     of its processes was killed, it is started again, and its address stays. Raises ConfigError if
     the port is in use (E-CONFIG-PORT), or `.env` sets variables that decide which code runs
-    (E-CONFIG-ENVIRONMENT)."""
+    (E-CONFIG-ENVIRONMENT); also raises as `schedules`."""
+    schedules(run)
     with socket.socket() as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -90,25 +90,6 @@ def retention_job(
     return retention
 
 
-def retention_schedules(run: Run, job: dg.JobDefinition) -> list[dg.ScheduleDefinition]:
-    """The schedule of the job by `[retention] cron`; no schedule if `cron` is empty."""
-    table = run.config.retention
-    if not table.cron:
-        return []
-    return [
-        dg.ScheduleDefinition(
-            name=prefixed(run, "nightly_retention"),
-            job=job,
-            cron_schedule=table.cron,
-            execution_timezone=run.config.automation.verify_timezone,
-            default_status=dg.DefaultScheduleStatus.RUNNING
-            if run.config.automation.starts
-            else dg.DefaultScheduleStatus.STOPPED,
-            description=f"Deletes runs older than {table.keep_days} days that no asset depends on.",
-        )
-    ]
-
-
 def deletable_runs(
     instance: dg.DagsterInstance, before: datetime, keep_last: int, checks: list[dg.AssetCheckKey]
 ) -> tuple[list[dg.DagsterRun], dict[str, int]]:

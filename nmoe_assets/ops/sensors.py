@@ -1,5 +1,4 @@
-"""Sensors and the schedule: all runs that the daemon requests, apart from the runs for changed
-content.
+"""Sensors: the runs that the daemon requests, apart from the runs for changed content.
 
 If a source has new input or a moved revision, one run of its prep, and of all that follows it, is
 requested; it compares content and does no work if only times changed. Each failed run is reported
@@ -200,17 +199,3 @@ def notice_text(context: dg.RunFailureSensorContext) -> str:
     is_lost = run.tags.get("dagster/will_retry") == "true"
     end = f"; Dagster restarts it (run {run.run_id})" if is_lost else f" (run {run.run_id})"
     return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]}{end}"
-
-
-def nightly_verify(run: Run, job: AssetJob) -> dg.ScheduleDefinition:
-    """The verify job, by the run's `[automation] verify_cron`."""
-    starts = run.config.automation.starts
-    status = dg.DefaultScheduleStatus
-    return dg.ScheduleDefinition(
-        name=prefixed(run, "nightly_verify"),
-        job=job,
-        cron_schedule=run.config.automation.verify_cron,
-        execution_timezone=run.config.automation.verify_timezone,
-        default_status=status.RUNNING if starts else status.STOPPED,
-        description="Reads the files of every manifest again and reports changed files.",
-    )

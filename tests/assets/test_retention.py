@@ -7,7 +7,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from nmoe_assets.ops.retention import delete_run, retention_job, retention_schedules
+from nmoe_assets.ops.retention import delete_run, retention_job
+from nmoe_assets.ops.schedules import schedules
 from nmoe_core.config.run import Run
 from tests.assets.dagster_internals import stale_causes
 
@@ -162,9 +163,8 @@ def test_a_run_whose_logs_could_not_be_deleted_goes_with_the_next(
 
 def test_retention_runs_by_itself_only_where_a_time_is_named() -> None:
     run = Run("demo")
-    job = retention_job(run, list)
-    assert retention_schedules(run, job) == []
+    assert [schedule.job_name for schedule in schedules(run)] == ["verify"]
     named = run.with_settings({"retention.cron": "0 4 * * *", "retention.keep_days": 7})
-    [schedule] = retention_schedules(named, retention_job(named, list))
+    [_, schedule] = schedules(named)
     assert schedule.cron_schedule == "0 4 * * *"
     assert schedule.job_name == "retention"

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from nmoe_assets import verbs
+from nmoe_assets.component import build_definitions
 from nmoe_assets.verbs import serve
+from nmoe_core.config.run import Run
 from tests.project import REPOSITORY, jsonl_source, write_project
 from tests.refusals import refused
 
@@ -42,3 +44,22 @@ def test_a_file_of_variables_cannot_say_which_code_the_ui_runs(
     (tmp_path / ".env").write_text("SERVER_API_KEY=k\n")
     serve(run, 0)
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("automation.verify_cron", "61 3 * * *", "[automation] verify_cron = '61 3 * * *'"),
+        ("automation.verify_timezone", "Mars/Base", "[automation] verify_timezone = 'Mars/Base'"),
+        ("retention.cron", "at night", "[retention] cron = 'at night'"),
+    ],
+)
+def test_a_time_of_a_schedule_that_is_none_is_refused_with_its_key_before_the_ui_starts(
+    asked: list[list[str]], key: str, value: str, found: str
+) -> None:
+    run = Run("demo", {key: value})
+    with refused("E-CONFIG", naming=[found, "demo.toml", "correct the value"]):
+        build_definitions(run)
+    with refused("E-CONFIG", naming=[found]):
+        serve(run, 0)
+    assert asked == []
