@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from nmoe_core.base.errors import HeadError
 from nmoe_core.labels.scores import QUALITY, Scale
 from nmoe_core.quality.heads.ngrams import TokenTable, ngrams, scalars, standardised
 from nmoe_core.quality.ridge import MAX_DUAL, fit_ridge, spread_rows
 
 BLOCK_TOKENS = 1 << 17
+MAX_ENTRIES = 2**31 - 1  # the solver counts in 32 bits
 _LEAST_DEVIATION = 1e-6  # avoids a division by zero if all documents have the same scalar
 
 
@@ -43,10 +45,8 @@ class Student:
         return np.concatenate([np.empty((0, len(self.bias))), *self._blocks(documents, table)])
 
     def _blocks(self, documents: Sequence[np.ndarray], table: TokenTable) -> Iterator[np.ndarray]:
-        ends = np.cumsum([len(document) for document in documents])
-        cuts = np.flatnonzero(np.diff(ends // BLOCK_TOKENS)) + 1
-        for start, end in pairwise([0, *cuts.tolist(), len(documents)]):
-            features = self.features(documents[start:end], table)
+        for block in _cut(documents):
+            features = self.features(block, table)
             # scipy sums a row in the order of its columns, so the score of a document does not
             # depend on the other rows.
             yield self.scale.stored(features @ self.weights + self.bias)
@@ -61,18 +61,53 @@ class Student:
 def fit_student(
     documents: Sequence[np.ndarray], scores: np.ndarray, table: TokenTable, scale: Scale = QUALITY
 ) -> Student:
-    """Fit on the token ids of at least two documents and the oracle's scores `[N, D]`."""
+    """Fit on the token ids of at least two documents and the oracle's scores `[N, D]`.
+
+    Memory: about 1 GB, and 12 bytes for each distinct n-gram of a document, twice. Raises HeadError
+    if the documents have more n-grams than the solver can count (E-HEAD-MANY).
+    """
+    from scipy.sparse import vstack
     from threadpoolctl import threadpool_limits
 
-    found = scalars(documents, table)
+    found = np.concatenate([scalars(block, table) for block in _cut(documents)])
     targets = np.asarray(scores, np.float64)
     mean = found.mean(0)
     deviation = np.maximum(found.std(0), _LEAST_DEVIATION)
-    features = _joined(ngrams(documents, table), standardised(found, mean, deviation))
+    blocks = []
+    first = 0
+    num_entries = 0
+    for block in _cut(documents):
+        values = standardised(found[first : first + len(block)], mean, deviation)
+        blocks.append(_joined(ngrams(block, table), values))
+        first += len(block)
+        num_entries += blocks[-1].nnz
+        _require_countable(num_entries, first, len(documents))
+    features = vstack(blocks, format="csr")
+    del blocks
     with threadpool_limits(1):  # one order of sums, so that equal inputs give equal bytes
         weights, bias, penalty = _fit(features, targets)
     weights = weights.astype(np.float16).astype(np.float64)
     return Student(weights, bias, mean, deviation, penalty, scale)
+
+
+def _cut(documents: Sequence[np.ndarray]) -> Iterator[Sequence[np.ndarray]]:
+    """The documents in blocks of about `BLOCK_TOKENS` tokens."""
+    ends = np.cumsum([len(document) for document in documents])
+    cuts = np.flatnonzero(np.diff(ends // BLOCK_TOKENS)) + 1
+    for start, end in pairwise([0, *cuts.tolist(), len(documents)]):
+        yield documents[start:end]
+
+
+def _require_countable(num_entries: int, num_read: int, num_documents: int) -> None:
+    if num_entries > MAX_ENTRIES:
+        raise HeadError(
+            "the labelled documents have more n-grams than the student's solver can count",
+            where=f"{num_documents} documents of train",
+            found=f"{num_entries} n-grams in the first {num_read}",
+            expected=f"at most {MAX_ENTRIES}",
+            do="lower [oracle] max_documents, or use the probe and the judge",
+            code="E-HEAD-MANY",
+        )
 
 
 def _joined(counts: Any, found: np.ndarray) -> Any:

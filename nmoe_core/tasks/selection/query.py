@@ -13,14 +13,21 @@ import pyarrow as pa
 from loader.files.nested import json_value
 from nmoe_core.attributes.expression import MAX_DEPTH
 from nmoe_core.attributes.where import spellings
-from nmoe_core.base.errors import ConfigError, one_line
+from nmoe_core.base.errors import ConfigError, NmoeError, one_line
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.selection.expression import known_schema, require_columns
-from nmoe_core.tasks.selection.view import DOCUMENTS, Schema, read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.view import (
+    DOCUMENTS,
+    Schema,
+    labelled,
+    read_columns,
+    run_schema,
+    shard_parts,
+)
 
-_ONE = "documents.doc_id"  # a view needs at least one column
+_ONE = "documents.shard"  # a view needs at least one column
 _FORBIDDEN = ("enable_external_access", "python_enable_replacements")
 
 
@@ -54,23 +61,11 @@ def query(run: Run, sql: str) -> Answer:
             do="use only one of them in a query, and not `*`",
             code="E-SELECT-QUERY",
         )
-    tables = []
-    for source, schema in schemas.items():
-        for shard in run.tree.shards(source, run.config.prep.num_shards):
-            if shard.manifest.is_file():
-                tables.append(_shard(run, shard, schema, wanted))
-    if not tables:
-        raise ConfigError(
-            "the run has no documents yet",
-            where=run.tree.data,
-            found="no shard",
-            do="run `nmoe run prep` first",
-            code="E-SELECT-QUERY",
-        )
+    view = _View(run, schemas, wanted)
     settings: dict[str, Any] = dict.fromkeys(_FORBIDDEN, False)
     with duckdb.connect(":memory:", config=settings) as connection:
         connection.execute("set lock_configuration=true")
-        connection.register("documents", pa.concat_tables(tables, promote_options="permissive"))
+        connection.register("documents", view)
         try:
             found = connection.execute(_with_names(connection, sql, names))
             if found is None:  # the text has only spaces and comments
@@ -78,6 +73,8 @@ def query(run: Run, sql: str) -> Answer:
             columns = [name for name, *_ in found.description or ()]
             return Answer(columns, found.fetchall())
         except duckdb.Error as error:
+            if view.failure is not None:
+                raise view.failure from None
             if isinstance(error, duckdb.BinderException):
                 labels = {f'"{label.partition(".")[2]}"': label for label in known_schema(run)}
                 named = [label for quoted, label in labels.items() if quoted in str(error)]
@@ -134,9 +131,50 @@ def _column_references(node: Any) -> Iterator[dict[str, Any]]:
         yield from _column_references(child)
 
 
-def _shard(run: Run, shard: ShardPaths, schema: Schema, wanted: dict[str, str]) -> pa.Table:
-    parts = shard_parts(run, shard)
-    present = [label for label in wanted if label.partition(".")[0] in parts]
-    rows = read_columns(run, shard, schema, present)
-    nulls = {label: pa.nulls(len(rows), schema.get(label, pa.null())) for label in wanted}
-    return pa.table({n: rows[k] if k in present else nulls[k] for k, n in wanted.items()})
+class _View:
+    """The columns `wanted` (names in the view by label) of all documents, which DuckDB reads from
+    `__arrow_c_stream__` shard by shard, again for each scan of a query. `failure` is the error that
+    ended a scan."""
+
+    def __init__(self, run: Run, schemas: Mapping[str, Schema], wanted: Mapping[str, str]) -> None:
+        self._run = run
+        self._wanted = wanted
+        self._shards: list[tuple[ShardPaths, Schema, list[str]]] = []
+        self.failure: NmoeError | None = None
+        attributes = [label.partition(".")[0] for label in wanted]
+        found: dict[pa.Schema, None] = {}
+        for source, schema in schemas.items():
+            for shard in run.tree.shards(source, run.config.prep.num_shards):
+                if shard.manifest.is_file():
+                    parts = shard_parts(run, shard, attributes)
+                    made = schema | labelled({name: part.schema for name, part in parts.items()})
+                    kinds = [(name, made.get(k, pa.null())) for k, name in wanted.items()]
+                    found[pa.schema(kinds)] = None
+                    present = [label for label, of in zip(wanted, attributes) if of in parts]
+                    self._shards.append((shard, schema, present))
+        if not self._shards:
+            raise ConfigError(
+                "the run has no documents yet",
+                where=run.tree.data,
+                found="no shard",
+                do="run `nmoe run prep` first",
+                code="E-SELECT-QUERY",
+            )
+        self._schema = pa.unify_schemas(list(found), promote_options="permissive")
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        reader = pa.RecordBatchReader.from_batches(self._schema, self._batches())
+        return reader.__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        try:
+            for shard, schema, present in self._shards:
+                rows = read_columns(self._run, shard, schema, present)
+                columns = {
+                    name: rows[label] if label in present else pa.nulls(len(rows))
+                    for label, name in self._wanted.items()
+                }
+                yield from pa.table(columns).cast(self._schema).to_batches()
+        except NmoeError as error:
+            self.failure = error
+            raise

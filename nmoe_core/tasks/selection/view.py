@@ -63,7 +63,7 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
     (E-ATTRIBUTE-STALE)."""
     manifest = load_manifest(shard.manifest)
     wanted = None if names is None else set(names)
-    found = {"documents": _documents(shard)}
+    found = {"documents": _documents(shard, manifest)}
     if column_files(manifest):
         found["columns"] = _of_file(shard, manifest, "columns")
     for name in attribute_names(run):
@@ -156,17 +156,18 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
     return pa.table(ordered) if ordered else pa.table({"": pa.nulls(num_rows.total_documents)})
 
 
-def _documents(shard: ShardPaths) -> Part:
+def _documents(shard: ShardPaths, manifest: Manifest) -> Part:
+    same = {"source": shard.source, "shard": shard.bucket}
+
     def read(columns: Sequence[str]) -> pa.Table:
-        opened = open_shard_documents(shard)
-        count = len(opened.ingest_ids)
-        values = {
-            "source": [shard.source] * count,
-            "shard": [shard.bucket] * count,
-            "doc_id": opened.documents.doc_ids,
-            "ingest_id": opened.ingest_ids,
-        }
-        return pa.table({name: pa.array(values[name], DOCUMENTS[name]) for name in columns})
+        found = {}
+        for name, value in same.items():
+            found[name] = pa.repeat(pa.scalar(value, DOCUMENTS[name]), manifest.total_documents)
+        if not same.keys() >= set(columns):  # ids are read only if they are asked for
+            opened = open_shard_documents(shard)
+            found["doc_id"] = pa.array(opened.documents.doc_ids, DOCUMENTS["doc_id"])
+            found["ingest_id"] = pa.array(opened.ingest_ids, DOCUMENTS["ingest_id"])
+        return pa.table({name: found[name] for name in columns})
 
     return Part(DOCUMENTS, lambda: sha256_json([shard.source, shard.bucket]), read)
 
