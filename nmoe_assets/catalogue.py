@@ -95,6 +95,8 @@ _MEANINGS = {
     "about a text that had been sent before",
     "spent": "what the tokens of this run cost, at the prices of [oracle.http]",
     "tokens_in, tokens_out": "tokens of prompts and of answers in this run, as the server counts",
+    "ledger": "all labels so far, in the last event of a run: the total, the cost by model and kind "
+    "of question, and each finished slice",
     "n": "val documents that measure it; it was not fitted on them",
     "spearman": "rank correlation with the oracle's aggregate, -1..1",
     "spearman_within_source": "the same rank correlation within each source, averaged",
@@ -214,7 +216,7 @@ def column_lineage(
 def to_metadata(key: str, value: Any) -> Any:
     """A fact as the UI shows it: paths are links, numbers are rounded, an interval and the sentence
     of a choice are text, other mappings are tables."""
-    if value is None or value == {}:
+    if value is None or value in ({}, ""):
         return "unknown" if value is None else "none"
     if isinstance(value, dict):
         rows = [{"name": str(name), "value": _words(one)} for name, one in value.items()]

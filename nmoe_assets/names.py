@@ -10,6 +10,8 @@ from nmoe_core.config.run import Run
 PICTURES = "/nmoe/pictures/"
 """The address of the page of an output's pictures: its key follows, and after a colon its
 partition."""
+WHY = "/nmoe/why/"
+"""The address of the page that says why an output is not current: its key follows."""
 
 
 def asset_key(run: Run, path: Sequence[str]) -> dg.AssetKey:

@@ -16,7 +16,7 @@ from nmoe_assets.assets.events import (
 from nmoe_assets.catalogue import Columns, asset_metadata, column_lineage, with_facts
 from nmoe_assets.checks.asset_checks import Checks
 from nmoe_assets.conditions import automation
-from nmoe_assets.names import asset_key, prefixed
+from nmoe_assets.names import WHY, asset_key, prefixed
 from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.pods import pod_tags
 from nmoe_assets.resources import Machine
@@ -87,11 +87,13 @@ class Asset:
         self,
         make: Callable[[Sequence[str]], Iterable[Attempt]],
         show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
+        show_whole: Callable[[], Mapping[str, Any]] = dict,
     ) -> dg.AssetsDefinition:
         """A partitioned asset; see `materialize_partitions`."""
 
         def work(context: dg.AssetExecutionContext, machine: Machine) -> Events:
-            yield from materialize_partitions(context, machine, make, self.own_checks, show)
+            checks = self.own_checks
+            yield from materialize_partitions(context, machine, make, checks, show, show_whole)
 
         return self.definition(work)
 
@@ -136,6 +138,7 @@ class Asset:
             tags={"stage": self.stage},
             metadata={
                 **asset_metadata(columns=self.columns, downstream=downstream),
+                "why it is stale": dg.MetadataValue.url(f"{WHY}{'/'.join(self.key)}"),
                 **column_lineage(self.columns, key, [dep.asset_key for dep in deps]),
             },
         )

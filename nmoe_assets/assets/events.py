@@ -86,6 +86,7 @@ def materialize_partitions(
     make: Callable[[Sequence[str]], Iterable[Attempt]],
     checks: Checks,
     show: Callable[[str, Result], Mapping[str, Any]] = lambda key, result: {},
+    show_whole: Callable[[], Mapping[str, Any]] = dict,
 ) -> Events:
     """Make the partitions of this run, log an event for each, and check them.
 
@@ -95,6 +96,7 @@ def materialize_partitions(
         make: Makes the partitions of these keys, in order; its workers log to this run.
         checks: The asset's checks.
         show: Returns more metadata of a partition, such as pictures and samples.
+        show_whole: Returns metadata about all partitions, for the last event of the run.
 
     Raises:
         dg.Failure: Some partitions failed; the others are materialised. Also raised by
@@ -128,7 +130,8 @@ def materialize_partitions(
         log_partitions(context, inputs, made)
         checks.log_unchecked(context, list(made))
         raise wait_for_lock() from next(iter(outcome.locked.values()))
-    log_partitions(context, inputs, made, is_complete=not outcome.failed)
+    is_complete = not outcome.failed
+    log_partitions(context, inputs, made, is_complete=is_complete, show_whole=show_whole)
     if not outcome.failed:
         yield dg.MaterializeResult(metadata={SUPPRESS_DEFAULT_EVENT: True})
     yield from checks.results_of_partitions(context, list(made))
@@ -210,6 +213,7 @@ def log_partitions(
     made: Mapping[str, PartitionResult],
     *,
     is_complete: bool = False,
+    show_whole: Callable[[], Mapping[str, Any]] = dict,
 ) -> None:
     """Log a materialisation of each partition with the tags of Dagster's own events. If the work is
     complete, a partition whose newest event says the same gets none (`unchanged`); otherwise
@@ -220,6 +224,7 @@ def log_partitions(
         inputs: The inputs, as read before the work began.
         made: The results by partition key.
         is_complete: Whether all partitions of the run were made.
+        show_whole: See `materialize_partitions`.
     """
     code_version = context.assets_def.code_versions_by_key.get(context.asset_key)
     tags = {
@@ -239,6 +244,8 @@ def log_partitions(
         for key, one in made.items()
         if key not in same
     ]
+    if left:
+        left[-1] = left[-1].with_metadata({**left[-1].metadata, **show_whole()})
     try:
         while left:
             context.log_event(left[0])

@@ -69,7 +69,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         f"{', '.join(run.rubric.dimensions)}, in the order of the sample's column.",
         facts=(
             *("parse_rate", "salvaged", "failures", "oracle_calls", "labels_reused"),
-            *("requests, retries", "tokens_in, tokens_out", "spent"),
+            *("requests, retries", "tokens_in, tokens_out", "spent", "ledger"),
         ),
         code_version=settings.labels(run).version,
         deps=[
@@ -90,6 +90,7 @@ def oracle_labels(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     ).partitioned(
         lambda keys: (attempt(key, label) for key in keys),
         lambda key, result: table(summary.sample_labels(run, key)),
+        lambda: table(summary.label_ledger(run), "ledger"),
     )
 
 

@@ -22,10 +22,12 @@ from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.graph.walk import walk
+from nmoe_core.tasks.graph.walk import Graph, walk
+from nmoe_core.tasks.preview import TOLD, told
 from nmoe_core.tasks.shards import require_startable
 
 PART_OF = "nmoe/part_of"
+_MAX_REASONS = 50
 _WRAPPERS = ("DagsterExecutionStepExecutionError", "RetryRequestedFromPolicy")
 
 
@@ -60,13 +62,21 @@ def _launch(
 ) -> None:
     keys = [key for job in jobs for key in job.keys]
     recorded = Recorded(context.instance, definitions.resolve_asset_graph(), keys)
-    if not needed(keys, recorded, walk(run, run_sources(run))):
+    states = walk(run, run_sources(run))
+    if not needed(keys, recorded, states):
         context.log.info("all outputs are current")
         return
     tags = {PIPELINE: context.run_id[:8]}  # the UI shows ids in this form
     backfill = launch_backfill(context.instance, definitions, keys, "pipeline", tags)
     context.log.info(f"backfill {backfill} makes {len(keys)} assets")
-    context.add_output_metadata({"backfill": dg.MetadataValue.url(f"/runs/b/{backfill}")})
+    link = {"backfill": dg.MetadataValue.url(f"/runs/b/{backfill}")}
+    context.add_output_metadata({**_why(states), **link})
+
+
+def _why(states: Graph) -> dict[str, dg.TableMetadataValue]:
+    """Why outputs are made: the first rows of `nmoe plan`."""
+    rows = told(states.not_current())[:_MAX_REASONS]
+    return table([dict(zip(TOLD, row)) for row in rows], "why")
 
 
 def _execute_here(
@@ -84,6 +94,7 @@ def _execute_here(
     graph = definitions.resolve_asset_graph()
     recorded = Recorded(context.instance, graph, keys)
     states = walk(run, run_sources(run))
+    why = _why(states)
     with interrupts_since() as raise_if_interrupted:
         for i, job in enumerate(jobs, 1):
             watch = Stopwatch()
@@ -101,7 +112,7 @@ def _execute_here(
             if not outcome.success:
                 raise _failure(job, outcome)
     facts = whole.read().facts(machine)
-    context.add_output_metadata({**facts, **table(rows, "parts"), **links})
+    context.add_output_metadata({**why, **facts, **table(rows, "parts"), **links})
 
 
 def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:

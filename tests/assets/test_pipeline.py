@@ -27,12 +27,12 @@ from nmoe_assets.component import build_definitions
 from nmoe_assets.names import PICTURES
 from nmoe_assets.ops.pictures import with_pictures
 from nmoe_assets.ops.pipeline import PART_OF, step_error
-from nmoe_assets.partitions import range_tags
+from nmoe_assets.partitions import label_partitions, range_tags
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
 from tests.assets.dagster_internals import stale_causes
-from tests.assets.small_project import SOURCES, execute, execute_here, opened, small_project
+from tests.assets.small_project import SOURCES, append, execute, execute_here, opened, small_project
 from tests.core.prep.conftest import tree_digest
 from tests.project import read_rows, said
 
@@ -121,12 +121,13 @@ def test_no_asset_is_stale_after_a_run_and_no_run_warned(project: Path) -> None:
 
 
 def test_materialisations_link_pictures_and_show_samples_rates_and_times(project: Path) -> None:
-    pictures, seen = set(), {}
+    pictures, seen, newest = set(), {}, {}
     served = with_pictures(PlainTextResponse("another page"))
     ui = TestClient(served)
     os.environ["NMOE_CONFIG"] = str(project / "run.toml")
     for _, data in _events(project, "ASSET_MATERIALIZATION"):
         made = data.materialization
+        newest[made.asset_key.path[-1]] = made
         seen.setdefault(made.asset_key.path[-1], set()).update(made.metadata)
         for value in made.metadata.values():
             assert "base64" not in str(value), "pictures are files, not parts of events"
@@ -140,10 +141,31 @@ def test_materialisations_link_pictures_and_show_samples_rates_and_times(project
     assert {"manifest", "calibration", "curated", "curated_manifest", "probe_head"} <= pictures
     assert {"sample", "documents", "tokens"} <= seen["shards"]
     assert {"sample", "oracle_calls", "oracle_calls_per_second"} <= seen["oracle_labels"]
+    assert newest["oracle_labels"].metadata["failures"].value == "none"
+    slices = label_partitions.get_partition_keys()
+    ledger = newest["oracle_labels"].metadata["ledger"].records
+    assert [row.data["part"] for row in ledger] == ["total", *slices]
+    assert ledger[0].data["documents"] == sum(row.data["documents"] for row in ledger[1:])
     assert {"loss", "head_steps_per_second", "seconds"} <= seen["judge_head"]
     graded = {"sample", "keep_rate", "documents_per_second", "backbone_tokens_per_second"}
     assert graded <= seen["quality_scores"]
     assert {"order", "window_topics_after", "percent_of_ceiling_after"} <= seen["curated"]
+
+
+def test_the_page_of_an_asset_links_to_why_it_is_stale(own_project: Path) -> None:
+    os.environ["NMOE_CONFIG"] = str(own_project / "run.toml")
+    ui = TestClient(with_pictures(PlainTextResponse("another page")))
+    graph = build_definitions(Run(own_project / "run.toml")).resolve_asset_graph()
+    link = graph.get(AssetKey(["hydra", "calibration"])).metadata["why it is stale"]
+    assert "hydra/calibration is current" in ui.get(link.value).text
+    append(own_project, "\n[calibration]\ntarget_keep = 0.3\n")
+    shown = ui.get(link.value).text
+    assert "calibration.target_keep: 0.5 -&gt; 0.3" in shown
+    assert "hydra/calibration is current" not in shown
+    assert shown.index("code/quality_scores") > shown.index("0.5 -&gt; 0.3")
+    assert "after hydra/calibration" in shown
+    (own_project / "run.toml").write_text("prep = 1")
+    assert ui.get(link.value).status_code == 404
 
 
 def test_files_of_dagster_hold_no_text_of_documents(project: Path) -> None:
@@ -373,6 +395,8 @@ def test_a_named_job_shows_the_cost_of_each_part(project: Path) -> None:
             for entry in instance.all_logs(job.run_id)
             if entry.dagster_event and entry.dagster_event.event_type_value == "STEP_OUTPUT"
         ]
+    why = {row.data["output"]: row.data["why"] for row in output.metadata["why"].records}
+    assert why["code/shards"] == "not made yet"
     rows = [record.data for record in output.metadata["parts"].records]
     links = {
         name: link.run_id

@@ -21,7 +21,9 @@ from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS, last_grader
 from nmoe_core.config.run import Run
 from nmoe_core.labels.compare import panel_agreement
+from nmoe_core.labels.cost import sum_of
 from nmoe_core.labels.jobs import labelling_of
+from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.quality.calibration.graded import read_graded, read_grading_summary, scored_by
 from nmoe_core.quality.calibration.summary_file import read_calibration
@@ -205,6 +207,37 @@ def sample_attribute(run: Run, source: str, name: str, bucket: int, count: int =
     count = min(count, len(ranked) // 2)
     picked = [*ranked[:count], *ranked[len(ranked) - count :]]
     return [{column: round(float(row[column]), 4), "doc_id": row["doc_id"]} for row in picked]
+
+
+def label_ledger(run: Run) -> list[Row]:
+    """All labels of a run so far: a row for the total, one per model and kind of question with what
+    its answers cost, and one per finished slice. Raises as `Labelling.account`, and LabelError if a
+    summary was changed (E-LABEL-CORRUPT)."""
+    from nmoe_core.labels.label_files import SUMMARY_NAME, read_summary
+
+    slices: list[Row] = []
+    for split, i in LABEL_SHARDS:
+        path = run.tree.label_shard(split, i) / SUMMARY_NAME
+        if path.is_file():
+            found = read_summary(path)
+            counts = {"documents": found["total"], "parsed": found["parsed"]}
+            slices.append({"part": f"{split}-{i:02d}", **counts})
+    asked = labelling_of(run).without_key().account()
+    spent = ("requests", "retries", "tokens_in", "tokens_out")
+    of_models: list[Row] = [
+        {
+            "part": f"{one['rater']}: {one['questions']}",
+            **{key: one[key] for key in spent},
+            "cost": "unknown" if one["cost"] is None else one["cost"],
+        }
+        for one in asked
+    ]
+    cost = sum_of(one["cost"] for one in asked)
+    total: Row = {"part": "total"}
+    total |= {key: sum(int(row[key]) for row in slices) for key in ("documents", "parsed")}
+    total |= {key: sum(one[key] for one in asked) for key in spent}
+    total |= {"cost": "unknown" if cost is None else cost}
+    return [{key: row.get(key, "") for key in total} for row in (total, *of_models, *slices)]
 
 
 def sample_labels(run: Run, key: str, count: int = 5) -> list[Row]:

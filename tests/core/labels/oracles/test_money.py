@@ -11,6 +11,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.labels.jobs import labelling_of
 from nmoe_core.tasks.hydra import label_slices
+from nmoe_core.tasks.report.summary import label_ledger
 from tests.core.labels.oracles.server import MODEL, JudgeServer, Reply, completion, grades_of
 from tests.project import jsonl_source, write_project
 
@@ -57,6 +58,11 @@ def test_requests_retries_tokens_and_cost_are_told_by_run_and_by_rater(
     for key in ("requests", "retries", "tokens_in", "tokens_out"):
         assert sum(row[key] for row in rows.values()) == sum(one[key] for one in facts)
     assert sum(row["cost"] for row in rows.values()) == pytest.approx(num_answers * 0.003)
+    total, *parts = label_ledger(run)
+    assert total["cost"] == pytest.approx(num_answers * 0.003)
+    assert [row["part"] for row in parts] == [*(": ".join(row) for row in rows), *SLICES]
+    assert [row["documents"] for row in parts[-2:]] == [one["documents"] for one in facts]
+    assert sum(row["requests"] or 0 for row in parts) == total["requests"] == server.asked.total()
     again = [one.facts for one in label_slices(run, ["web"], SLICES).values()]
     assert sum(one["requests"] for one in again) == 0 == sum(one["spent"] for one in again)
 
@@ -70,6 +76,7 @@ def test_answers_to_other_settings_stay_in_the_account_without_a_price(
     row = account(other)[MODEL, "other settings"]
     assert row["requests"] == sum(one["requests"] for one in before.values())
     assert row["cost"] is None
+    assert label_ledger(other)[0]["cost"] == "unknown"
     label_slices(other, ["web"], SLICES)
     now = account(other)[MODEL, "labels"]
     assert now["cost"] == pytest.approx(now["answers"] * 0.005)
