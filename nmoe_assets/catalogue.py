@@ -95,8 +95,8 @@ _MEANINGS = {
     "about a text that had been sent before",
     "spent": "what the tokens of this run cost, at the prices of [oracle.http]",
     "tokens_in, tokens_out": "tokens of prompts and of answers in this run, as the server counts",
-    "ledger": "all labels so far, in the last event of a run: the total, the cost by model and kind "
-    "of question, and each finished slice",
+    "ledger": "all labels so far, in the last event of a run: the total, the cost by model and "
+    "kind of question, and each finished slice",
     "n": "val documents that measure it; it was not fitted on them",
     "spearman": "rank correlation with the oracle's aggregate, -1..1",
     "spearman_within_source": "the same rank correlation within each source, averaged",
