@@ -26,7 +26,8 @@ from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.tasks.graph.require import require_tasks
 from nmoe_core.tasks.prep import is_remote, source_mark
 
-_MAX_TEXT = 500
+_CHECKED = dg.DagsterEventType.ASSET_CHECK_EVALUATION
+_MAX_TEXT = 1000
 
 
 def source_watch(
@@ -189,13 +190,21 @@ def _report(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
 
 
 def notice_text(context: dg.RunFailureSensorContext) -> str:
-    """The job, the run, the assets that the run was making, and the root error of the first failed
-    step."""
+    """The job, the run, the assets that the run was making, the root error of the first failed step,
+    and what failed checks found."""
     run = context.dagster_run
     assets = sorted("/".join(key.path) for key in run.asset_selection or ())
     what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name
     errors = (step_error(event) for event in context.get_step_failure_events())
     first = next(filter(None, errors), None) or context.failure_event.message or "no message"
+    logged = context.instance.all_logs(run.run_id, of_type=_CHECKED)
+    verdicts = (one.get_dagster_event().asset_check_evaluation_data for one in logged)
+    found = [
+        f"{one.asset_key.to_user_string()}: {one.check_name}: {one.description}"
+        for one in verdicts
+        if not one.passed and one.severity is dg.AssetCheckSeverity.ERROR
+    ]
+    told = " ".join("; ".join([first, *found]).split())[:_MAX_TEXT]
     is_lost = run.tags.get("dagster/will_retry") == "true"
     end = f"; Dagster restarts it (run {run.run_id})" if is_lost else f" (run {run.run_id})"
-    return f"{what} failed: {' '.join(first.split())[:_MAX_TEXT]}{end}"
+    return f"{what} failed: {told}{end}"

@@ -201,6 +201,18 @@ def test_a_failed_run_is_reported_in_one_line_to_the_webhook(
     monkeypatch.setattr(_Webhook, "refusals", [503, 429])
     with serving(_Webhook) as (host, _):
         failed = fail_labels(defs, in_memory)
+        for passed, found in ((False, "[E-SHARD-CHECKSUM] a.npy:\nremove it"), (True, "all well")):
+            verdict = dg.AssetCheckEvaluation(
+                AssetKey(["web", "manifest"]), "checksums", passed, {}, description=found
+            )
+            in_memory.report_dagster_event(
+                dg.DagsterEvent(
+                    event_type_value="ASSET_CHECK_EVALUATION",
+                    job_name="label",
+                    event_specific_data=verdict,
+                ),
+                failed.run_id,
+            )
         events = (entry.dagster_event for entry in in_memory.all_logs(failed.run_id))
         context = dg.build_run_status_sensor_context(
             sensor_name="failure_notice",
@@ -215,6 +227,8 @@ def test_a_failed_run_is_reported_in_one_line_to_the_webhook(
     [text] = [json.loads(body)["text"] for body in _Webhook.received]
     assert text.startswith("label failed: 1 of 1 partitions failed")
     assert "val-02" in text
+    assert "; web/manifest: checksums: [E-SHARD-CHECKSUM] a.npy: remove it (run" in text
+    assert "all well" not in text
     assert text.endswith(f"(run {failed.run_id})")
     assert "\n" not in text
 
