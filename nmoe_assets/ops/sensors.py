@@ -190,8 +190,8 @@ def _report(context: dg.RunFailureSensorContext, notifier: Notifier) -> None:
 
 
 def notice_text(context: dg.RunFailureSensorContext) -> str:
-    """The job, the run, the assets that the run was making, the root error of the first failed step,
-    and what failed checks found."""
+    """The job, the run, the assets that the run was making, the root error of the first failed
+    step, and what failed checks found."""
     run = context.dagster_run
     assets = sorted("/".join(key.path) for key in run.asset_selection or ())
     what = f"{run.job_name} ({', '.join(assets[:3])})" if assets else run.job_name
