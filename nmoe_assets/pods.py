@@ -8,6 +8,9 @@ import dagster as dg
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 
+# Nodes with GPUs are tainted, so that other pods leave them free.
+_GPU_NODES = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
 
 def pod_tags(run: Run, stage: str) -> dict[str, Any]:
     """Tags from which dagster-k8s sets the CPUs, memory and GPUs of the pod of a step."""
@@ -21,7 +24,10 @@ def pod_tags(run: Run, stage: str) -> dict[str, Any]:
         "requests": {name: amount for name, amount in asked.items() if amount},
         "limits": {name: amount for name, amount in limits.items() if amount},
     }
-    return {"dagster-k8s/config": {"container_config": {"resources": resources}}}
+    config: dict[str, Any] = {"container_config": {"resources": resources}}
+    if pod.gpus:
+        config["pod_spec_config"] = {"tolerations": [_GPU_NODES]}
+    return {"dagster-k8s/config": config}
 
 
 def executor(run: Run) -> dg.ExecutorDefinition:

@@ -19,6 +19,7 @@ from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
 from dagster._core.events import EngineEventData, StepMaterializationData
+from dagster._core.instance.ref import InstanceRef
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.remote_origin import (
     GrpcServerCodeLocationOrigin,
@@ -26,9 +27,12 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._daemon.monitoring.run_monitoring import monitor_starting_run
+from dagster._serdes import ConfigurableClassData
 
 __all__ = [
     "AssetCheckEvaluationPlanned",
+    "ConfigurableClassData",
+    "InstanceRef",
     "StepMaterializationData",
     "at_work",
     "job_of_file",
