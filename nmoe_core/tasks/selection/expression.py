@@ -52,23 +52,38 @@ def _open(run: Run, expression: str, schema: Schema) -> Where:
         is_flag = run.is_given("curation.where")
         place = "--set curation.where" if is_flag else f"{run.path}: curation.where"
     try:
-        return _opened(expression, tuple(sorted(schema.items())), place)
+        return _cached(expression, schema, place)
     except ConfigError as refusal:
         if refusal.code == "E-SELECT-EXPRESSION":
             _require_made(run, expression, schema, place)
         raise
 
 
+def _cached(expression: str, schema: Schema, place: str) -> Where:
+    found = _opened(expression, tuple(sorted(schema.items())), place)
+    if isinstance(found, ConfigError):
+        raise found.with_traceback(None)
+    return found
+
+
 @lru_cache(maxsize=4)
-def _opened(expression: str, schema: tuple[tuple[str, pa.DataType], ...], where: str) -> Where:
-    return Where(expression, dict(schema), where)
+def _opened(
+    expression: str, schema: tuple[tuple[str, pa.DataType], ...], where: str
+) -> Where | ConfigError:
+    """The opened expression, or why it is refused: the same question must not start a process for
+    each shard."""
+    try:
+        return Where(expression, dict(schema), where)
+    except ConfigError as refusal:
+        if refusal.code != "E-SELECT-EXPRESSION":  # another limit may be kept at another time
+            raise
+        return refusal
 
 
 def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None:
     """Raise an error that names the task if columns of the expression are not made yet."""
     try:
-        with Where(expression, schema | known_schema(run), place) as where:
-            named = where.columns
+        named = _cached(expression, schema | known_schema(run), place).columns
     except NmoeError:
         return
     require_columns(run, named, schema, place)

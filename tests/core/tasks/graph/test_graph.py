@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nmoe_core.base.compute.limited import LimitedProcess
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.schema import run_keys
@@ -193,6 +194,22 @@ def test_of_an_empty_project_all_is_to_be_made(tmp_path: Path) -> None:
     foretold = not_current(small_world(tmp_path).run)
     assert set(foretold.values()) <= {"missing", "open"}
     assert ("mixture/loader_plan", "") in foretold
+
+
+def test_a_rule_of_columns_that_are_not_made_is_refused_once_for_all_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    class Counted(LimitedProcess):
+        def __init__(self, module: str) -> None:
+            started.append(module)
+            super().__init__(module)
+
+    monkeypatch.setattr("nmoe_core.attributes.where.LimitedProcess", Counted)
+    found = look(small_world(tmp_path, {"curation": {"where": "n_words > 5", "num_topics": 4}}).run)
+    assert len(found.of("web/selection")) + len(found.of("books/selection")) == 4
+    assert len(started) == 2  # the rule over the columns that exist, and over those of the run
 
 
 QUICK = ("calibration.target_keep", "curation.where", "duplicates.jaccard", "batch_size")
