@@ -34,7 +34,7 @@ from nmoe_core.shards.attribute_file import (
     stale,
 )
 from nmoe_core.shards.documents import ingest_ids_at
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.manifest import digest_of
 
 
 class ShardRows(NamedTuple):
@@ -179,7 +179,7 @@ def _write(corpus: Corpus, i: int, name: str, made_with: Fingerprints, rows: pa.
 def _current(shard: ShardPaths, name: str) -> tuple[str, str]:
     path = shard.attribute(name)
     footer = read_footer(path)
-    documents = documents_digest(load_manifest(shard.manifest))
+    documents = digest_of(shard.manifest)
     if footer.fingerprints.get("documents") != documents:
         raise stale(name, path, footer.fingerprints.get("documents"), documents)
     return documents, footer.digest

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,15 +107,23 @@ def read_summary(
     return value
 
 
+def read_recorded(summary: Path) -> tuple[Fingerprints | None, dict[str, Any]]:
+    """As `recorded`, with the checked summary; the summary is empty if it is missing, edited or
+    damaged."""
+    try:
+        value = read_summary(summary)
+    except FormatError:
+        return recorded(summary), {}
+    return value.get("fingerprints"), value
+
+
 def is_current(summary: Path, fingerprints: Fingerprints) -> bool:
     """Whether the output committed with `summary` was made from exactly these fingerprints.
 
     An edited or damaged summary is ignored.
     """
-    try:
-        return recorded(summary) == fingerprints and bool(read_summary(summary))
-    except FormatError:
-        return False
+    found, value = read_recorded(summary)
+    return found == fingerprints and bool(value)
 
 
 class Identity(NamedTuple):
@@ -128,20 +136,27 @@ class Identity(NamedTuple):
     ctime_ns: int
 
 
-_known: dict[str, tuple[Identity, str]] = {}
+_Known = dict[str, tuple[Identity, str]]
+_known: _Known = {}
 
 
 def local_digest(path: Path) -> str:
     """SHA-256 of a local file. It is hashed again only if its path, device, inode, size or times
     have changed, or if it was changed in the last two seconds. Programs cannot set `ctime`, so a
     file that a program rewrites in place with the old times is hashed again too."""
+    return while_unchanged(path, sha256_file, _known)
+
+
+def while_unchanged(path: Path, compute: Callable[[Path], str], known: _Known) -> str:
+    """The text that `compute` makes from a file, kept in `known` by the rule of `local_digest`."""
     identity = file_identity(path)
     if identity is None:
-        return sha256_file(path)
-    known = _known.get(_key(path))
-    if known is None or known[0] != identity:
-        known = _known[_key(path)] = identity, sha256_file(path)
-    return known[1]
+        return compute(path)
+    key = _key(path)
+    found = known.get(key)
+    if found is None or found[0] != identity:
+        found = known[key] = identity, compute(path)
+    return found[1]
 
 
 def keep_digests(path: Path, files: Iterable[Path]) -> None:

@@ -34,11 +34,12 @@ from nmoe_core.base.fingerprint import (
     read_summary,
     sha256_file,
     sha256_json,
+    while_unchanged,
 )
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import Tree
 from nmoe_core.shards.documents import document_ids
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.manifest import digest_of, documents_digest
 
 SLICE_CODE = "slices/1"
 SUMMARY_NAME = "slices.json"
@@ -54,18 +55,30 @@ _COMBINED = [*_LISTS.values(), *(f"{split}_shard_{i:02d}" for split, i in LABEL_
 
 def source_manifest(data_root: Path, source: str) -> Manifest:
     """The committed manifest of a source's training documents."""
-    return load_manifest(data_root / source / "train" / MANIFEST_NAME)
+    return load_manifest(_manifest_path(data_root, source))
+
+
+def _manifest_path(data_root: Path, source: str) -> Path:
+    return data_root / source / "train" / MANIFEST_NAME
 
 
 def data_digest(data_root: Path, sources: Sequence[str]) -> str:
     """SHA-256 over the contents of the named sources; document ids are valid only for these
     contents."""
-    return sha256_json({s: documents_digest(source_manifest(data_root, s)) for s in sources})
+    return sha256_json({s: digest_of(_manifest_path(data_root, s)) for s in sources})
+
+
+_contents: dict[str, Any] = {}
 
 
 def former_data_digest(data_root: Path, sources: Sequence[str]) -> str:
     """`data_digest` of earlier versions, which hashed whole manifests, not only their documents."""
-    return sha256_json({s: source_manifest(data_root, s).content_digest() for s in sources})
+
+    def digest(path: Path) -> str:
+        return load_manifest(path).content_digest()
+
+    paths = {s: _manifest_path(data_root, s) for s in sources}
+    return sha256_json({s: while_unchanged(path, digest, _contents) for s, path in paths.items()})
 
 
 def write_source_slices(tree: Tree, source: str) -> Result:
@@ -78,7 +91,7 @@ def write_source_slices(tree: Tree, source: str) -> Result:
     out_dir = tree.source_slices(source)
     summary = out_dir / SUMMARY_NAME
     names = list(_LISTS.values())
-    fingerprints = slice_fingerprints(manifest)
+    fingerprints = slice_fingerprints(documents_digest(manifest))
     if _is_whole(summary, fingerprints, names):
         clear_left(out_dir)
         return _result(summary, changed=False)
@@ -97,9 +110,9 @@ def write_source_slices(tree: Tree, source: str) -> Result:
         return _commit(summary, facts, names, fingerprints)
 
 
-def slice_fingerprints(manifest: Manifest) -> Fingerprints:
-    """Fingerprints of the slices of a source."""
-    return {"code": SLICE_CODE, "data": documents_digest(manifest)}
+def slice_fingerprints(documents: str) -> Fingerprints:
+    """Fingerprints of the slices of a source, from the digest of its documents."""
+    return {"code": SLICE_CODE, "data": documents}
 
 
 def combine_slices(tree: Tree, sources: Sequence[str]) -> Result:

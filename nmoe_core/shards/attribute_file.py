@@ -8,8 +8,10 @@ Parquet files contain. Memory: one row group of 65,536 rows.
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loader.files.nested import json_value
-from loader.files.regular import regular
+from loader.files.regular import open_file, regular
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import FormatError, one_line
 from nmoe_core.base.fingerprint import Fingerprints
@@ -27,6 +29,9 @@ from nmoe_core.config.attributes import KEYS
 
 ROWS = 2**16
 _FOOTER = b"nmoe"
+# The key in a Parquet footer, and the mark of the text that follows, as Thrift's compact protocol
+# writes two strings of a struct.
+_KEY = b"\x18\x04nmoe\x18"
 _KEY_FIELDS = (pa.field("doc_id", pa.string()), pa.field("text_sha256", pa.binary(32)))
 
 
@@ -38,16 +43,28 @@ class Documents(NamedTuple):
     """Hexadecimal, or an array of 32-byte values."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Footer:
-    """The footer of an attribute file."""
+    """The footer of an attribute file. The schema and the number of rows are read when they are
+    needed, which takes ten times as long."""
 
+    path: Path
     name: str
     fingerprints: Fingerprints
     digest: str
     """SHA-256 of the rows' types and values."""
-    schema: pa.Schema
-    num_rows: int
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Schema of all columns. Raises FormatError as `read_footer`."""
+        with _opened(self.path) as file:
+            return file.schema_arrow.remove_metadata()
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of rows. Raises FormatError as `read_footer`."""
+        with _opened(self.path) as file:
+            return file.metadata.num_rows
 
 
 def write_attribute(
@@ -107,8 +124,31 @@ def write_attribute(
 def read_footer(path: Path) -> Footer:
     """The footer of a file. Raises FormatError if the file is missing (E-ATTRIBUTE-MISSING) or not
     an attribute file (E-ATTRIBUTE-FORMAT)."""
-    with _opened(path) as file:
-        return _footer(path, file)
+    try:
+        with open_file(path, buffering=0) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size_bytes - 8))
+            end = file.read(8)
+            file.seek(max(0, size_bytes - 8 - int.from_bytes(end[:4], "little")))
+            payload = file.read(int.from_bytes(end[:4], "little")) if end[4:] == b"PAR1" else b""
+    except FileNotFoundError:
+        raise _no_file(path) from None
+    except OSError as error:
+        raise _not_ours(path, one_line(error)) from None
+    try:
+        # After the key, statistics with values of documents cannot follow.
+        start = payload.rindex(_KEY) + len(_KEY)
+        length = shift = 0
+        while True:  # a number in pieces of seven bits, the lowest first
+            length |= (payload[start] & 0x7F) << shift
+            shift += 7
+            start += 1
+            if payload[start - 1] < 0x80:
+                break
+        footer = json_value(payload[start : start + length])
+        return Footer(path, footer["name"], footer["fingerprints"], footer["digest"])
+    except (KeyError, IndexError, ValueError, TypeError):
+        raise _not_ours(path, "a Parquet file without an attribute footer") from None
 
 
 def read_attribute(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -123,7 +163,8 @@ def read_values(path: Path) -> pa.Table:
 
 def _read(path: Path, is_wanted: Callable[[str], bool]) -> pa.Table:
     with _opened(path) as file:
-        names = [name for name in _footer(path, file).schema.names if is_wanted(name)]
+        read_footer(path)
+        names = [name for name in file.schema_arrow.names if is_wanted(name)]
         try:
             table = file.read(names, use_threads=False)
             table.validate(full=True)  # full validation also checks that texts are UTF-8
@@ -136,25 +177,18 @@ def _opened(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(regular(path))
     except FileNotFoundError:
-        raise FormatError(
-            "attribute file is missing",
-            where=path,
-            do="run `nmoe attributes`",
-            code="E-ATTRIBUTE-MISSING",
-        ) from None
+        raise _no_file(path) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _not_ours(path, one_line(error)) from None
 
 
-def _footer(path: Path, file: pq.ParquetFile) -> Footer:
-    metadata = file.metadata
-    schema = file.schema_arrow.remove_metadata()
-    try:
-        footer = json_value((metadata.metadata or {})[_FOOTER])
-        found = footer["name"], footer["fingerprints"], footer["digest"]
-    except (KeyError, ValueError, TypeError):
-        raise _not_ours(path, "a Parquet file without an attribute footer") from None
-    return Footer(*found, schema, metadata.num_rows)
+def _no_file(path: Path) -> FormatError:
+    return FormatError(
+        "attribute file is missing",
+        where=path,
+        do="run `nmoe attributes`",
+        code="E-ATTRIBUTE-MISSING",
+    )
 
 
 def with_keys(documents: Documents, rows: pa.Table) -> pa.Table:

@@ -26,7 +26,7 @@ from loader.files.format import (
 from loader.files.shard import INDEX_HEADER, read_npy_header
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.base.fingerprint import Fingerprints, first_difference, recorded, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints, first_difference, sha256_json, while_unchanged
 from nmoe_core.config.tree import shard_dir_name
 
 PIPELINE_VERSION = "nmoe-data/1"
@@ -165,6 +165,15 @@ def documents_digest(manifest: Manifest) -> str:
     )
 
 
+_digests: dict[str, Any] = {}
+
+
+def digest_of(manifest: Path) -> str:
+    """`documents_digest` of a manifest, which is read again only if it changed. Raises as
+    `load_manifest`."""
+    return while_unchanged(manifest, lambda path: documents_digest(load_manifest(path)), _digests)
+
+
 def column_files(manifest: Manifest) -> dict[Path, str]:
     """The files of passthrough columns of a shard's manifest, or of all shards of a split's
     manifest, in order, each with the digest of its rows; empty if there are none."""
@@ -186,14 +195,26 @@ def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
 
     Damage that does not change the length is found by `verify --checksums`, which reads every byte.
     """
-    path = shard_dir / MANIFEST_NAME
-    if recorded(path) != fingerprints:
+    manifest = find_manifest(shard_dir / MANIFEST_NAME)
+    if manifest is None or manifest.extra.get("fingerprints") != fingerprints:
+        return False
+    return is_shard_whole(manifest)
+
+
+def find_manifest(path: Path) -> Manifest | None:
+    """Like `load_manifest`, but returns None if the file is missing or damaged."""
+    try:
+        return load_manifest(path)
+    except FormatError:
+        return None
+
+
+def is_shard_whole(manifest: Manifest) -> bool:
+    """Whether the files of a shard exist with their full length."""
+    columns = manifest.extra.get("source_info", {}).get("columns_path")
+    if columns is not None and not (manifest.path.parent / columns).is_file():
         return False
     try:
-        manifest = load_manifest(path)
-        columns = manifest.extra.get("source_info", {}).get("columns_path")
-        if columns is not None and not (shard_dir / columns).is_file():
-            return False
         return all(_is_whole(manifest, entry) for entry in manifest.shards)
     except FormatError:
         return False

@@ -17,7 +17,7 @@ from nmoe_core.curate.diversity.measure import compare_orders
 from nmoe_core.curate.shards.curated import composition, shard_format
 from nmoe_core.curate.shards.lineage import arranged_documents
 from nmoe_core.curate.shards.planning import CurateSettings
-from nmoe_core.shards.manifest import combine_shards, commit_manifest, documents_digest
+from nmoe_core.shards.manifest import combine_shards, commit_manifest, digest_of, documents_digest
 
 _SHARED_INFO = ("source", "assignment", "order", "include", "seed")
 
@@ -86,7 +86,7 @@ def _checked(shard: ShardPaths) -> Manifest:
     current parent shard."""
     manifest = load_manifest(shard.curated_manifest)
     found = manifest.extra.get("source_info", {}).get("parent")
-    expected = documents_digest(load_manifest(shard.manifest))
+    expected = digest_of(shard.manifest)
     if found != expected:
         raise CurationError(
             "curated shard was made from another version of its parent",

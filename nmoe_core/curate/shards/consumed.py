@@ -94,16 +94,28 @@ def consumed_prefix(
     )
 
 
-def kept_tokens_before(shard: ShardPaths, include: Iterable[str], where: str | None = None) -> int:
-    """Kept tokens in all shards before this one.
+def kept_tokens_before(
+    shard: ShardPaths,
+    include: Iterable[str],
+    where: str | None = None,
+    known: dict[int, int] | None = None,
+) -> int:
+    """Kept tokens in all shards before this one. `known` keeps the results for the shards of a
+    source, by their numbers, so that later calls count on from them.
 
     Raises:
         CurationError: One of these shards is not graded or selected yet (E-CURATION-MISSING).
         FormatError: One of these shards is missing or broken.
     """
-    earlier = shard.tree.shards(shard.source, shard.bucket)
+    known = {} if known is None else known
+    first = next((k for k in range(shard.bucket, 0, -1) if k in known), 0)
+    total = known.get(first, 0)
     names = tuple(include)
-    return sum(_kept_tokens(before, names, where, _stamps(before)) for before in earlier)
+    for k in range(first, shard.bucket):
+        before = shard.tree.shard(shard.source, k)
+        total += _kept_tokens(before, names, where, _stamps(before))
+        known[k + 1] = total
+    return total
 
 
 @lru_cache(maxsize=65_536)

@@ -18,7 +18,7 @@ import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import replacing
-from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, seal_summary
+from nmoe_core.base.fingerprint import Fingerprints, read_recorded, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import CURATION_NAME, LINEAGE_NAME, ShardPaths
 from nmoe_core.curate.diversity.measure import compare_orders
@@ -56,34 +56,41 @@ class CurrentInputs:
     quality: ShardQuality
     selection: ShardSelection | None
     copies: ShardCopies | None
-    """None if no kept document is a copy, or the order does not spread copies."""
+    """None if the order does not spread copies."""
     takedown: ShardTakedown | None
     prefix: ConsumedPrefix
     """The part of the stream before the documents to order: documents that training has read and,
     if windows are filled across shards, the tokens of earlier shards."""
     shared: Fingerprints  # the same for all shards of a source
     fingerprints: Fingerprints
+    then: Fingerprints | None
+    """The recorded fingerprints; None if the shard is not curated yet."""
+    record: Mapping[str, Any]
+    """The checked record of the curated shard; empty if it is missing, edited or damaged."""
 
     def stale(self) -> list[str]:
         """The reasons to curate the shard again; empty if it is current."""
-        summary = self.shard.curation
-        before = recorded(summary)
+        before = self.then
         wanted = self.fingerprints
         if before is None:
             return ["not curated yet"]
         if before != wanted:
             return [key for key in {**wanted, **before} if before.get(key) != wanted.get(key)]
-        if is_current(summary, wanted) and is_shard_current(self.shard.curated, self.shared):
+        if self.record and is_shard_current(self.shard.curated, self.shared):
             return []
         return ["its files are damaged"]
 
 
 def current_inputs(
-    shard: ShardPaths, settings: CurateSettings, planned: Mapping[int, int] | None = None
+    shard: ShardPaths,
+    settings: CurateSettings,
+    planned: Mapping[int, int] | None = None,
+    kept_before: dict[int, int] | None = None,
 ) -> CurrentInputs:
     """Read the inputs from which a shard would be curated now.
 
-    `planned` maps earlier shards that will be curated again first to their tokens.
+    `planned` maps earlier shards that will be curated again first to their tokens; `kept_before`:
+    see `kept_tokens_before`.
 
     Raises:
         CurationError, FormatError: As `curate_shard`.
@@ -94,13 +101,16 @@ def current_inputs(
     selection = None
     if settings.where is not None:
         selection = load_selection(shard, manifest, settings.where)
-    copies = load_copies(shard, manifest, selection) if settings.spread_copies else None
+    then, record = read_recorded(shard.curation)
+    copies = None
+    if settings.spread_copies:
+        copies = load_copies(shard, manifest, selection, record)
     takedown = load_takedown(shard, manifest)
     prefix = ConsumedPrefix()
     if settings.resume_from_token:
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
     elif settings.fills_windows():
-        kept = kept_tokens_before(shard, settings.decisions(), settings.where)
+        kept = kept_tokens_before(shard, settings.decisions(), settings.where, kept_before)
         prefix = ConsumedPrefix(kept)
     shared = settings.fingerprints() | {"topic_model": topics.topic_model, "grader": quality.grader}
     fingerprints = shared | {
@@ -109,14 +119,15 @@ def current_inputs(
         "topics": topics.checksum,
         "seq_len": str(settings.seq_len),
     }
-    optional = {"selection": selection, "copies": copies, "takedown": takedown}
+    spread = copies if copies is not None and copies.is_any_kept else None
+    optional = {"selection": selection, "copies": spread, "takedown": takedown}
     fingerprints |= {key: part.digest for key, part in optional.items() if part is not None}
     if columns := column_files(manifest):
         fingerprints["columns"] = ",".join(columns.values())
     if settings.fills_windows():
         fingerprints["offset"] = str(prefix.start % settings.seq_len)
     found = manifest, topics, quality, selection, copies, takedown, prefix
-    return CurrentInputs(shard, settings, *found, shared, fingerprints)
+    return CurrentInputs(shard, settings, *found, shared, fingerprints, then, record)
 
 
 def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
@@ -230,10 +241,11 @@ class _ShardCuration:
 
     def _groups(self, numbers: np.ndarray) -> np.ndarray | None:
         """The group of copies of each document; -1 without copies."""
-        if self.inputs.copies is None:
+        copies = self.inputs.copies
+        if copies is None or not copies.is_any_kept:
             return None
         source = self.inputs.shard.source
-        survivors = self.inputs.copies.survivors
+        survivors = copies.survivors
         names = [survivors[i] or f"{source}//{self.ids[i][0]}" for i in numbers.tolist()]
         _, groups, counts = np.unique(np.array(names, str), return_inverse=True, return_counts=True)
         return np.where(counts[groups] > 1, groups, -1)
@@ -297,6 +309,7 @@ class _ShardCuration:
         manifest = self.inputs.manifest
         seq_len = self.settings.seq_len
         fills = self.settings.fills_windows()
+        copies = self.inputs.copies
         return seal_summary(
             {
                 "source": shard.source,
@@ -311,6 +324,7 @@ class _ShardCuration:
                 "order": self.order_name,
                 "offset": self.prefix.start % seq_len if fills else None,
                 "diversity": compare_orders(self.topics, self.tokens, self.order, seq_len),
+                "duplicates": None if copies is None else copies.digest,
                 "fingerprints": self.inputs.fingerprints,
             }
         )

@@ -8,19 +8,20 @@ first difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
-from loader.files.format import Manifest, read_json_object
+from loader.files.format import Manifest
 from loader.files.regular import open_file, regular
 from nmoe_core.base.errors import CurationError
-from nmoe_core.base.fingerprint import read_summary, sha256_file, sha256_json
+from nmoe_core.base.fingerprint import local_digest, read_summary, sha256_json
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.takedown.record import ShardTakedown
 from nmoe_core.curate.topics.assign import SUMMARY_NAME
@@ -35,13 +36,25 @@ if TYPE_CHECKING:
     from nmoe_core.shards.attribute_file import Footer
 
 
-@dataclass(frozen=True, slots=True)
+_COPIES = ("exact_of", "near_of")
+
+
+@dataclass(frozen=True)
 class ShardTopics:
     """Committed topics of a shard's documents."""
 
-    topics: np.ndarray  # uint16 [N]
-    checksum: str  # SHA-256 of the file of topics
+    path: Path
+    num_documents: int
+    checksum: str  # SHA-256 of the file
     topic_model: str  # digest of the topic model
+
+    @cached_property
+    def topics(self) -> np.ndarray:
+        """The topics, uint16 `[N]`, read when they are needed. Raises CurationError if their number
+        differs (E-CURATION-MISMATCH)."""
+        topics = np.load(regular(self.path), allow_pickle=False)
+        _check(self.path.parent, "number of documents", len(topics), self.num_documents)
+        return topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +66,40 @@ class ShardQuality:
     grader: str  # digest of backbone, heads and calibration, the same for all shards
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardSelection:
     """The result of the expression `where` for each document."""
 
-    keep: np.ndarray  # bool [N]
+    path: Path
+    num_documents: int
     digest: str  # SHA-256 of the rows
 
+    @cached_property
+    def keep(self) -> np.ndarray:
+        """Whether each document is kept, bool `[N]`, read when needed. Raises CurationError if
+        the number of rows differs (E-CURATION-MISMATCH)."""
+        (keep,) = _columns(self.path, ["keep"], self.num_documents)
+        return _flags(keep)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class ShardCopies:
-    """The kept document that each document is a copy of."""
+    """The copies among the documents of a shard."""
 
-    survivors: list[str | None]
-    """`{source}//{ingest id}`; None for a document that is not a copy."""
+    path: Path
+    num_documents: int
     digest: str
     """Digest of the rows."""
+    is_any_kept: bool
+    """Whether a copy is among the kept documents."""
+
+    @cached_property
+    def survivors(self) -> list[str | None]:
+        """The document that each document is a copy of, as `{source}//{ingest id}`; None for a
+        document that is not a copy. Read when it is needed."""
+        exact, near = _columns(self.path, _COPIES, self.num_documents)
+        pairs = zip(exact.to_pylist(), near.to_pylist())
+        return [found or close for found, close in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +118,10 @@ def load_topics(shard: ShardPaths, manifest: Manifest) -> ShardTopics:
     path = _summary_beside(shard.topics, "assign topics to this shard first")
     summary = read_summary(path, CurationError, "E-CURATION-MISMATCH")
     made_from = summary["fingerprints"]
-    checksum = sha256_file(shard.topics)
+    checksum = local_digest(shard.topics)
     _check(path.parent, "shard", made_from.get("shard"), documents_digest(manifest))
     _check(path.parent, "checksum", checksum, summary["topics_checksum"])
-    topics = np.load(regular(shard.topics), allow_pickle=False)
-    _check(path.parent, "number of documents", len(topics), manifest.total_documents)
-    return ShardTopics(topics, checksum, made_from["topic_model"])
+    return ShardTopics(shard.topics, manifest.total_documents, checksum, made_from["topic_model"])
 
 
 def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
@@ -103,10 +132,10 @@ def load_quality(shard: ShardPaths, manifest: Manifest) -> ShardQuality:
             version of the shard (E-CURATION-MISMATCH).
         FormatError: The scores were edited or damaged (E-GRADE-CHANGED).
     """
-    made_from = read_json_object(_summary_beside(shard.scores, "grade this shard first"))
-    made_from = made_from["fingerprints"]
-    _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
+    _summary_beside(shard.scores, "grade this shard first")
     graded = read_graded(shard.graded)
+    made_from = graded.summary["fingerprints"]
+    _check(shard.graded, "shard", made_from.get("shard"), documents_digest(manifest))
     # Digest of the facts that identify the grader; leave out the facts that differ by shard.
     grader = sha256_json({k: v for k, v in made_from.items() if k not in ("shard", "languages")})
     return ShardQuality(graded.path, graded.checksum, grader)
@@ -117,9 +146,9 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
     it is missing (E-CURATION-MISSING), or belongs to other documents or another `where`
     (E-CURATION-MISMATCH)."""
     path = shard.selection
-    footer, rows = _read_rows(path, manifest, ["keep"], "select documents of this shard first")
+    footer = _read_footer(path, manifest, "select documents of this shard first")
     _check(path, "where", footer.fingerprints.get("where"), where)
-    return ShardSelection(_flags(rows.column("keep")), footer.digest)
+    return ShardSelection(path, manifest.total_documents, footer.digest)
 
 
 def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -> np.ndarray | None:
@@ -131,35 +160,49 @@ def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -
 
 
 def load_copies(
-    shard: ShardPaths, manifest: Manifest, selection: ShardSelection | None
-) -> ShardCopies | None:
-    """Read the copies among the documents of the shard that `manifest` describes; None if no kept
-    document is a copy. Raises CurationError if duplicates were not searched yet
-    (E-CURATION-MISSING), or were searched among other documents (E-CURATION-MISMATCH)."""
+    shard: ShardPaths,
+    manifest: Manifest,
+    selection: ShardSelection | None,
+    record: Mapping[str, Any],
+) -> ShardCopies:
+    """Read the copies among the documents of the shard that `manifest` describes. The rows are not
+    read if the curated shard's `record` names the same rows and the same selection. Raises
+    CurationError if duplicates were not searched yet (E-CURATION-MISSING), or were searched among
+    other documents (E-CURATION-MISMATCH)."""
     path = shard.attribute("duplicates")
     do = "find copies first: nmoe attributes"
-    footer, rows = _read_rows(path, manifest, ["exact_of", "near_of"], do)
-    exact, near = rows.columns
-    is_copy = _flags(exact.is_valid()) | _flags(near.is_valid())
-    if selection is not None and not (is_copy & selection.keep).any():
-        return None
-    pairs = zip(exact.to_pylist(), near.to_pylist())
-    return ShardCopies([found or close for found, close in pairs], footer.digest)
+    footer = _read_footer(path, manifest, do)
+    count = manifest.total_documents
+    made_from = record.get("fingerprints") or {}
+    chosen = None if selection is None else selection.digest
+    if record.get("duplicates") == footer.digest and made_from.get("selection") == chosen:
+        return ShardCopies(path, count, footer.digest, "copies" in made_from)
+    is_any_kept = True
+    if selection is not None:
+        exact, near = _columns(path, _COPIES, count)
+        is_copy = _flags(exact.is_valid()) | _flags(near.is_valid())
+        is_any_kept = bool((is_copy & selection.keep).any())
+    return ShardCopies(path, count, footer.digest, is_any_kept)
 
 
-def _read_rows(
-    path: Path, manifest: Manifest, columns: Sequence[str], do: str
-) -> tuple[Footer, pa.Table]:
-    """Read columns of an attribute file of the shard that `manifest` describes."""
-    from nmoe_core.shards.attribute_file import read_attribute, read_footer
+def _columns(path: Path, names: Sequence[str], num_documents: int) -> list[pa.ChunkedArray]:
+    """Read columns of an attribute file with one row per document."""
+    from nmoe_core.shards.attribute_file import read_attribute
+
+    rows = read_attribute(path, names)
+    _check(path, "number of documents", rows.num_rows, num_documents)
+    return rows.columns
+
+
+def _read_footer(path: Path, manifest: Manifest, do: str) -> Footer:
+    """Read the footer of an attribute file of the shard that `manifest` describes."""
+    from nmoe_core.shards.attribute_file import read_footer
 
     if not path.is_file():
         raise _missing(path, do)
     footer = read_footer(path)
     _check(path, "documents", footer.fingerprints.get("documents"), documents_digest(manifest))
-    rows = read_attribute(path, columns)
-    _check(path, "number of documents", rows.num_rows, manifest.total_documents)
-    return footer, rows
+    return footer
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray:

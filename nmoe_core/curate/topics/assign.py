@@ -145,9 +145,8 @@ def topic_fingerprints(
     }
 
 
-def assign_fingerprints(manifest: Manifest, model_digest: str) -> Fingerprints:
-    """Fingerprints of the topics of a shard."""
-    documents = documents_digest(manifest)
+def assign_fingerprints(documents: str, model_digest: str) -> Fingerprints:
+    """Fingerprints of the topics of a shard, from the digest of its documents."""
     return {"code": ASSIGN_CODE, "shard": documents, "topic_model": model_digest}
 
 
@@ -172,7 +171,7 @@ def assign_topics(shard: ShardPaths, table: Table, model: TopicModel) -> Result:
             code="E-CURATION-BACKBONE",
         )
     manifest = load_manifest(shard.manifest)
-    fingerprints = assign_fingerprints(manifest, model.digest)
+    fingerprints = assign_fingerprints(documents_digest(manifest), model.digest)
     summary_path = shard.with_topics / SUMMARY_NAME
     with output_lock(shard.with_topics):
         changed = not is_current(summary_path, fingerprints) or not _is_whole(shard)

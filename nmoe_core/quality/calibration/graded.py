@@ -18,9 +18,9 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
     is_current,
+    local_digest,
     read_sealed,
     read_summary,
-    sha256_file,
 )
 from nmoe_core.base.intervals import upper_bound
 from nmoe_core.base.jsonl import read_objects
@@ -67,7 +67,7 @@ def read_graded(directory: Path) -> Graded:
     """
     summary = read_grading_summary(directory)
     path = directory / SCORES_NAME
-    found = sha256_file(path) if path.is_file() else "no file"
+    found = local_digest(path) if path.is_file() else "no file"
     expected = summary.get("scores_sha256", found)
     if found != expected or not path.is_file():
         raise _changed(path, found, expected)

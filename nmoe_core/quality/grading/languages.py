@@ -5,7 +5,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from loader.files.format import load_manifest
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints
@@ -13,7 +12,7 @@ from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.quality.calibration.summary_file import Calibration
 from nmoe_core.quality.calibration.targets import Languages
 from nmoe_core.shards.attribute_file import read_attribute, read_footer, stale
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.manifest import digest_of
 
 LANGUAGE = "language"
 
@@ -30,7 +29,7 @@ def language_digest(shard: ShardPaths) -> str:
             code="E-ATTRIBUTE-MISSING",
         )
     footer = read_footer(path)
-    expected = documents_digest(load_manifest(shard.manifest))
+    expected = digest_of(shard.manifest)
     if footer.fingerprints.get("documents") != expected:
         raise stale(LANGUAGE, path, footer.fingerprints.get("documents"))
     return footer.digest

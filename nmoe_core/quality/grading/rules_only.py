@@ -37,7 +37,7 @@ def keep_documents(shard: ShardPaths) -> Result:
     `grade_documents`."""
     manifest = load_manifest(shard.manifest)
     out_dir = shard.graded
-    fingerprints = keep_fingerprints(manifest)
+    fingerprints = keep_fingerprints(documents_digest(manifest))
     if (current := current_result(out_dir, fingerprints)) is not None:
         return current
     with output_lock(out_dir), PartialRows(out_dir, fingerprints) as partial:
@@ -49,9 +49,10 @@ def keep_documents(shard: ShardPaths) -> Result:
         return result_of(partial.commit(facts), 0, 0, changed=True)
 
 
-def keep_fingerprints(manifest: Manifest) -> Fingerprints:
-    """Fingerprints of the rows of a shard in a run without a grader."""
-    return {"code": GRADE_CODE, "shard": documents_digest(manifest), "grader": "none"}
+def keep_fingerprints(documents: str) -> Fingerprints:
+    """Fingerprints of the rows of a shard in a run without a grader, from the digest of its
+    documents."""
+    return {"code": GRADE_CODE, "shard": documents, "grader": "none"}
 
 
 def _batches(shard: ShardPaths, manifest: Manifest, start: int) -> Iterator[list[Row]]:

@@ -11,7 +11,7 @@ from nmoe_core.base.fingerprint import local_digest, sha256_json
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.manifest import digest_of
 from nmoe_core.tasks.attributes import attribute_names
 
 _NAME = "contamination"
@@ -86,7 +86,7 @@ def _rows_by_text(shard: ShardPaths, sets: str) -> dict[str, tuple[float, str | 
     from nmoe_core.shards.attribute_file import read_attribute, read_footer, stale
 
     path = shard.attribute(_NAME)
-    expected = {"documents": documents_digest(load_manifest(shard.manifest)), "evaluations": sets}
+    expected = {"documents": digest_of(shard.manifest), "evaluations": sets}
     found = read_footer(path).fingerprints
     if changed := [key for key, value in expected.items() if found.get(key) != value]:
         raise stale(_NAME, path, f"other {changed[0]}")

@@ -4,20 +4,31 @@ selection, curated shards, plan."""
 from __future__ import annotations
 
 import json
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-from loader.files.format import load_manifest, read_json_object
+from loader.files.format import load_manifest
 from loader.files.regular import read_file
 from nmoe_core.base.errors import NmoeError
-from nmoe_core.base.fingerprint import is_current, read_sealed, recorded, sha256_file
+from nmoe_core.base.fingerprint import (
+    Fingerprints,
+    local_digest,
+    read_recorded,
+    read_sealed,
+    recorded,
+)
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.settings import curate_settings
+from nmoe_core.curate.shards.planning import CurateSettings
+from nmoe_core.shards.manifest import digest_of
 from nmoe_core.tasks.curate import embedding_table, plan_bytes, planned_loader, topic_settings
 from nmoe_core.tasks.graph import made_with
 from nmoe_core.tasks.graph.differences import Look, changed_settings
 from nmoe_core.tasks.graph.prepared import manifest_look
+
+if TYPE_CHECKING:
+    from nmoe_core.attributes.where import Where
 
 
 def topic_model(run: Run, sources: list[str]) -> Look:
@@ -51,6 +62,9 @@ class CurationLooks:
     def __init__(self, run: Run, sources: list[str]) -> None:
         self._run = run
         self._planned: dict[str, dict[int, int]] = {name: {} for name in sources}
+        self._kept_before: dict[str, dict[int, int]] = {name: {} for name in sources}
+        self._settings = cache(partial(curate_settings, run))
+        self._rule = cache(partial(_rule, run))
 
     @cached_property
     def _model_digest(self) -> str:
@@ -63,13 +77,13 @@ class CurationLooks:
         from nmoe_core.curate.topics.assign import SUMMARY_NAME, assign_fingerprints
 
         summary = shard.with_topics / SUMMARY_NAME
-        then = recorded(summary)
+        then, value = read_recorded(summary)
         damage = ""
         if then is not None:
-            checksum = read_json_object(summary).get("topics_checksum")
-            is_whole = shard.topics.is_file() and sha256_file(shard.topics) == checksum
-            damage = "" if is_whole and is_current(summary, then) else "its files are damaged"
-        now = assign_fingerprints(load_manifest(shard.manifest), self._model_digest)
+            is_whole = shard.topics.is_file() and bool(value)
+            is_whole = is_whole and local_digest(shard.topics) == value["topics_checksum"]
+            damage = "" if is_whole else "its files are damaged"
+        now = assign_fingerprints(digest_of(shard.manifest), self._model_digest)
         inputs = {"shard": f"{shard.source}/shards", "topic_model": "curation/topic_model"}
         return Look(then, now, inputs=inputs, damage=damage)
 
@@ -77,16 +91,18 @@ class CurationLooks:
         """The recorded and current inputs of the decisions of `where` for the documents of a
         shard."""
         from nmoe_core.shards.attribute_file import find_footer
-        from nmoe_core.tasks.selection.expression import opened, required_where
+        from nmoe_core.tasks.selection.expression import required_where
         from nmoe_core.tasks.selection.rule import selection_fingerprints
 
         run = self._run
-        expression = required_where(self._run)
-        where = opened(run, shard.source, expression)
+        expression = required_where(run)
+        where = self._rule(shard.source)
+        if isinstance(where, NmoeError):
+            raise where.with_traceback(None)
         footer = find_footer(shard.selection)
         then = None if footer is None else footer.fingerprints
         now = selection_fingerprints(run, shard, expression, where)
-        old = made_with.selection(shard)
+        old = made_with.selection(shard) if then != now else {}
         new = {"curation.where": expression}
         read = f"attributes of {shard.source} that `where` reads"
         inputs = {"documents": f"{shard.source}/shards", "attributes": read, "columns": read}
@@ -97,23 +113,26 @@ class CurationLooks:
         shard's offset depends on the shards before it."""
         from nmoe_core.curate.shards.curated import current_inputs, planned_tokens
 
-        wanted = curate_settings(self._run, shard.source)
+        wanted = self._settings(shard.source)
         planned = self._planned[shard.source]
-        then = recorded(shard.curation)
-        old = dict(made_with.curated_keys(then))
-        new = dict(made_with.curated_keys(wanted.fingerprints()))
-        if then is not None:
-            old["seq_len"] = then.get("seq_len")
-            new["seq_len"] = str(wanted.seq_len)
+        kept_before = self._kept_before[shard.source]
         try:
-            inputs = current_inputs(shard, wanted, planned)
+            inputs = current_inputs(shard, wanted, planned, kept_before)
         except NmoeError:
+            then = recorded(shard.curation)
+            old, new = _curated_settings(then, wanted)
             if then is None or not changed_settings(old, new):
                 raise
             # The inputs of this shard were made with other settings too.
             return Look(then, then | {"settings": "others"}, old, new)
         reasons = inputs.stale()
-        if reasons and wanted.resume_from_token:
+        if not reasons:
+            if wanted.fills_windows():
+                kept = inputs.record["num_kept_tokens"]
+                kept_before[shard.bucket + 1] = inputs.prefix.start + kept
+            return Look(inputs.then, inputs.fingerprints)
+        old, new = _curated_settings(inputs.then, wanted)
+        if wanted.resume_from_token:
             planned[shard.bucket] = planned_tokens(inputs)
         source = shard.source
         named = {
@@ -128,14 +147,30 @@ class CurationLooks:
             "takedown": "the takedown record",
             "offset": "curated shards before it",
         }
-        return Look(
-            then,
-            inputs.fingerprints,
-            old,
-            new,
-            named,
-            damage="its files are damaged" if reasons else "",
-        )
+        damage = "its files are damaged"
+        return Look(inputs.then, inputs.fingerprints, old, new, named, damage=damage)
+
+
+def _curated_settings(
+    then: Fingerprints | None, wanted: CurateSettings
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The recorded and the current settings of a curated shard."""
+    old = dict(made_with.curated_keys(then))
+    new = dict(made_with.curated_keys(wanted.fingerprints()))
+    if then is not None:
+        old["seq_len"] = then.get("seq_len")
+        new["seq_len"] = str(wanted.seq_len)
+    return old, new
+
+
+def _rule(run: Run, source: str) -> Where | NmoeError:
+    """The run's `where` over the columns of a source, or why it cannot be opened."""
+    from nmoe_core.tasks.selection.expression import opened, required_where
+
+    try:
+        return opened(run, source, required_where(run))
+    except NmoeError as error:
+        return error
 
 
 def curated_manifest(run: Run, source: str) -> Look:

@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from loader.files.format import load_manifest
 from nmoe_core.base.errors import FormatError, HeadError
-from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file
+from nmoe_core.base.fingerprint import Fingerprints, read_recorded, recorded, sha256_file
 from nmoe_core.base.settings import GraderKind, expert_fingerprints
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
@@ -63,12 +62,11 @@ def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
         for documents, directory, oracle in labelling.parts(job):
             summary = directory / SUMMARY_NAME
             now = label_fingerprints(documents, oracle)
-            then = recorded(summary)
+            then, value = read_recorded(summary)
             former = now | {"data": documents.former_data or ""}
             if then == former:
                 now = former
-            is_whole = then is None or is_current(summary, then)
-            is_whole = is_whole and (then is None or (directory / SCORES_NAME).is_file())
+            is_whole = then is None or (bool(value) and (directory / SCORES_NAME).is_file())
             damage = "" if is_whole else "its files are damaged"
             if then is not None and is_whole and not is_answered(directory):
                 damage = "the server failed on some documents; they will be labelled again"
@@ -194,7 +192,7 @@ class ModelLooks:
         """The recorded and current inputs of the thresholds."""
         run = self.run
         path = self.run.tree.calibration_summary
-        then = recorded(path)
+        then, value = read_recorded(path)
         now = self._fit.fingerprints
         old = made_with.calibration(run.tree)
         inputs = dict.fromkeys(_LABELS, "hydra/oracle_labels")
@@ -206,8 +204,7 @@ class ModelLooks:
         if old.get("grading.grader", asked) != asked:
             for name in ("backbone", "probe", "judge", "student"):
                 del inputs[name]
-        is_whole = then is None or is_current(path, then)
-        damage = "" if is_whole else "it was edited or damaged"
+        damage = "" if then is None or value else "it was edited or damaged"
         return Look(then, now, old, settings.calibration(run).settings, inputs, damage=damage)
 
     def refitted(self) -> Calibration | None:
@@ -291,6 +288,7 @@ class GradeLooks:
                     self._digests["probe_weight"] = repr(weight)
                     heads = stacked_digest(heads, student, weight)
             self.settings = run.config.heads.max_ctx, table.early_exit
+        self._wanted = settings.grades(run).settings
         calibration.require_heads(heads, allow_foreign=table.allow_foreign_calibration)
         if (model := ids_for_grader(run, self.kind)) is not None:
             self._digests |= model.fingerprints
@@ -300,38 +298,39 @@ class GradeLooks:
         from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_graded
         from nmoe_core.quality.grading.grade import grade_fingerprints
         from nmoe_core.quality.grading.languages import grouped_by
-        from nmoe_core.shards.manifest import documents_digest
+        from nmoe_core.shards.manifest import digest_of
 
         summary = shard.graded / SUMMARY_NAME
-        then = recorded(summary) if shard.scores.is_file() else None
-        documents = {"shard": documents_digest(load_manifest(shard.manifest))}
+        damage = ""
+        then = None
+        if shard.scores.is_file():
+            try:
+                then = read_graded(shard.graded).summary.get("fingerprints")
+            except FormatError as error:
+                then = recorded(summary)
+                damage = error.line()
+        documents = {"shard": digest_of(shard.manifest)}
         documents |= grouped_by(self.calibration, shard)
         digests = self._digests | {"calibration": self.calibration.digest}
         now = grade_fingerprints(documents, digests, *self.settings)
-        damage = ""
-        if then is not None:
-            try:
-                read_graded(shard.graded)
-            except FormatError as error:
-                damage = error.line()
         asked = self._run.config.grading.grader
-        old = made_with.grades(shard, asked)
-        wanted = settings.grades(self._run).settings
+        old = made_with.grades(shard, asked) if then != now else {}
         inputs = {"shard": f"{shard.source}/shards", "calibration": "hydra/calibration"}
         inputs |= {"backbone": "hydra/backbone", "probe": "hydra/probe_head"}
         inputs |= {"judge": "hydra/judge_head", "student": "hydra/student"}
         inputs |= {"languages": f"{shard.source}/attributes/language"}
-        return Look(then, now, old, wanted, inputs, damage=damage)
+        return Look(then, now, old, self._wanted, inputs, damage=damage)
 
 
 def unscored(shard: ShardPaths) -> Look:
     """The recorded and current inputs of a shard of a run without a grader."""
     from nmoe_core.quality.calibration.graded import SUMMARY_NAME
     from nmoe_core.quality.grading.rules_only import keep_fingerprints
+    from nmoe_core.shards.manifest import digest_of
 
     summary = shard.graded / SUMMARY_NAME
     then = recorded(summary) if shard.scores.is_file() else None
-    now = keep_fingerprints(load_manifest(shard.manifest))
+    now = keep_fingerprints(digest_of(shard.manifest))
     old = made_with.grades(shard, "none")
     inputs = {"shard": f"{shard.source}/shards"}
     return Look(then, now, old, {"grading.grader": "none"}, inputs)

@@ -8,7 +8,7 @@ from nmoe_core.attributes import CODES
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
-    is_current,
+    read_recorded,
     read_sealed,
     recall_digests,
     recorded,
@@ -21,7 +21,7 @@ from nmoe_core.labels.slices import SUMMARY_NAME, slice_fingerprints
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.run import combined_manifest, shard_fingerprints
 from nmoe_core.prep.settings import PrepSettings, shard_format
-from nmoe_core.shards.manifest import documents_digest, is_shard_current
+from nmoe_core.shards.manifest import digest_of, find_manifest, is_shard_whole
 from nmoe_core.sources.open import open_reader
 from nmoe_core.tasks.attributes import duplicates_inputs, open_attribute, user_files
 from nmoe_core.tasks.graph import made_with, settings
@@ -45,17 +45,25 @@ class SplitLooks:
     def shard(self, bucket: int) -> Look:
         """The recorded and current inputs of one shard."""
         paths = self._run.tree.shard(self._source.name, bucket, self._split)
-        then = recorded(paths.manifest)
-        source = self._source.name
-        is_whole = then is None or is_shard_current(paths.directory, then)
+        manifest = find_manifest(paths.manifest)
+        if manifest is None:
+            then = recorded(paths.manifest)
+            is_whole = then is None
+        else:
+            then = manifest.extra.get("fingerprints")
+            is_whole = is_shard_whole(manifest)
         return Look(
             then,
             self._now,
-            made_with.shards(paths),
-            settings.prep(self._run, self._source, self._split).settings,
-            {"source": f"{source}/documents"},
+            made_with.shards(paths) if then != self._now else {},
+            self._wanted,
+            {"source": f"{self._source.name}/documents"},
             damage="" if is_whole else "its files are damaged",
         )
+
+    @cached_property
+    def _wanted(self) -> settings.Settings:
+        return settings.prep(self._run, self._source, self._split).settings
 
     def manifest(self) -> Look:
         """The recorded and current inputs of the manifest of all shards."""
@@ -92,9 +100,9 @@ def manifest_look(path, content_hash: str, made_of: str) -> Look:
 def slices(run: Run, source: str) -> Look:
     """The recorded and current inputs of the slices of a source."""
     summary = run.tree.source_slices(source) / SUMMARY_NAME
-    then = recorded(summary)
-    damage = "" if then is None or is_current(summary, then) else "its files are damaged"
-    now = slice_fingerprints(load_manifest(run.tree.manifest(source)))
+    then, value = read_recorded(summary)
+    damage = "" if then is None or value else "its files are damaged"
+    now = slice_fingerprints(digest_of(run.tree.manifest(source)))
     return Look(then, now, inputs={"data": f"{source}/manifest"}, damage=damage)
 
 
@@ -121,7 +129,7 @@ class AttributeLooks:
 
         footer = find_footer(shard.attribute(self._name))
         then = None if footer is None else footer.fingerprints
-        now = {"documents": documents_digest(load_manifest(shard.manifest)), **self._made_with}
+        now = {"documents": digest_of(shard.manifest), **self._made_with}
         key = {"contamination": "contamination.evaluations"}.get(
             self._name, f"attributes.files.{self._name}"
         )

@@ -86,12 +86,20 @@ class Graph:
     run: Run
     states: dict[tuple[str, str], State] = field(default_factory=dict)
     keys: dict[str, list[State]] = field(default_factory=dict)
+    _not_current: dict[str, list[State]] = field(default_factory=dict)
 
     def of(self, key: str, partition: str = "") -> list[State]:
         """The states of a key: of the given partition, or, if the key does not have this partition,
         of all partitions."""
         found = self.states.get((key, partition))
         return [found] if found is not None else self.keys.get(key, [])
+
+    def _waiting(self, key: str, partition: str = "") -> list[State]:
+        """The states of `of` that are not current."""
+        found = self.states.get((key, partition))
+        if found is None:
+            return self._not_current.get(key, [])
+        return [found] if not found.is_current else []
 
     def not_current(self) -> list[State]:
         """Outputs that would be made, in the order in which they are made."""
@@ -109,16 +117,15 @@ class Graph:
     ) -> None:
         """Add the state of one output, after its inputs. `by_content`: the output depends only on
         the rows of its inputs, which may be the same after the inputs are made again."""
-        behind = [state for name in inputs for state in self.of(name, partition)]
-        waits_for = tuple(dict.fromkeys(s.key for s in behind if not s.is_current))
+        behind = [state for name in inputs for state in self._waiting(name, partition)]
+        waits_for = tuple(dict.fromkeys(s.key for s in behind))
         state = partial(State, key, partition, task, waits_for=waits_for)
         try:
             found = look()
         except (NmoeError, OSError) as error:
             text = " ".join(str(error).split())
             if key.endswith("/curated"):  # a curated shard's offset depends on the shards before it
-                before = any(not one.is_current for one in self.of(key))
-                waits_for = waits_for or (key,) * before
+                waits_for = waits_for or (key,) * bool(self._waiting(key))
             made = state("open", waits_for=waits_for) if waits_for else state("stale", problem=text)
         else:
             looks = [found] if isinstance(found, Look) else found
@@ -130,8 +137,8 @@ class Graph:
         self, key: str, task: str, partition: str, problem: str, inputs: Iterable[str]
     ) -> None:
         """Add an output with an unknown state."""
-        behind = [state.key for name in inputs for state in self.of(name) if not state.is_current]
-        waits_for = tuple(dict.fromkeys(behind))
+        behind = [state for name in inputs for state in self._waiting(name)]
+        waits_for = tuple(dict.fromkeys(state.key for state in behind))
         if waits_for:
             self._keep(State(key, partition, task, "open", waits_for=waits_for))
         else:
@@ -140,6 +147,8 @@ class Graph:
     def _keep(self, state: State) -> None:
         self.states[state.key, state.partition] = state
         self.keys.setdefault(state.key, []).append(state)
+        if not state.is_current:
+            self._not_current.setdefault(state.key, []).append(state)
 
     @cached_property
     def models(self) -> graded.ModelLooks:

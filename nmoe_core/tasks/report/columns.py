@@ -24,8 +24,8 @@ def source_columns(
     found: dict[str, list[Any]] = {}
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         part = shard_parts(run, shard, [attribute])[attribute]
-        table = part.read([*(names or part.schema)])
-        for name in names or part.schema:
+        table = part.read([*(names or part.schema())])
+        for name in names or part.schema():
             found.setdefault(name, []).extend(table.column(name).to_pylist())
         if len(next(iter(found.values()))) >= MOST_ROWS:
             break

@@ -147,7 +147,7 @@ class _View:
             for shard in run.tree.shards(source, run.config.prep.num_shards):
                 if shard.manifest.is_file():
                     parts = shard_parts(run, shard, attributes)
-                    made = schema | labelled({name: part.schema for name, part in parts.items()})
+                    made = schema | labelled({name: part.schema() for name, part in parts.items()})
                     kinds = [(name, made.get(k, pa.null())) for k, name in wanted.items()]
                     found[pa.schema(kinds)] = None
                     present = [label for label, of in zip(wanted, attributes) if of in parts]

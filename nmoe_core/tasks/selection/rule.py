@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from loader.files.format import load_manifest
 from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import ShardDocuments, made, open_shard_documents, replace_rows
 from nmoe_core.attributes.where import Where, first_failures
@@ -26,7 +25,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.attribute_file import is_attribute_current, read_attribute, read_footer
 from nmoe_core.shards.documents import beginning
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.manifest import digest_of
 from nmoe_core.tasks.selection.expression import opened, required_where
 from nmoe_core.tasks.selection.outcome import clauses_of, why_left_out
 from nmoe_core.tasks.selection.view import read_columns, shard_parts
@@ -116,7 +115,7 @@ def selection_fingerprints(
     used = sorted({label.partition(".")[0] for label in where.columns})
     parts = shard_parts(run, shard, used)
     return {
-        "documents": documents_digest(load_manifest(shard.manifest)),
+        "documents": digest_of(shard.manifest),
         "where": expression,
         "columns": sha256_json(where.columns),
         "attributes": sha256_json({name: part.digest() for name, part in sorted(parts.items())}),
@@ -192,8 +191,8 @@ def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
     for name, part in shard_parts(run, shard).items():
         if name in _TOLD_ELSEWHERE:
             continue
-        table = part.read(list(part.schema))
-        for column in part.schema:
+        table = part.read(list(part.schema()))
+        for column in part.schema():
             attributes[f"{name}.{column}"] = table.column(column)[number].as_py()
     verdict = None
     path = shard.selection

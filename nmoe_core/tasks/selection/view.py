@@ -50,8 +50,8 @@ DOCUMENTS: Schema = {
 class Part(NamedTuple):
     """One attribute of a shard."""
 
-    schema: Schema
-    """Schema of its columns, by their names without the attribute."""
+    schema: Callable[[], Schema]
+    """Reads the schema of its columns, by their names without the attribute."""
     digest: Callable[[], str]
     read: Callable[[Sequence[str]], pa.Table]
     """Reads the given columns; rows are in the order of the shard."""
@@ -64,20 +64,21 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
     manifest = load_manifest(shard.manifest)
     wanted = None if names is None else set(names)
     found = {"documents": _documents(shard, manifest)}
-    if column_files(manifest):
+    if (wanted is None or "columns" in wanted) and column_files(manifest):
         found["columns"] = _of_file(shard, manifest, "columns")
     for name in attribute_names(run):
-        if name not in WITHOUT_COLUMNS and shard.attribute(name).is_file():
+        is_wanted = name not in WITHOUT_COLUMNS and (wanted is None or name in wanted)
+        if is_wanted and shard.attribute(name).is_file():
             found[name] = _of_file(shard, manifest, name)
     if (shard.graded / SUMMARY_NAME).is_file():
         found["quality"] = Part(
-            _scores_schema(run),
+            lambda: _scores_schema(run),
             lambda: load_quality(shard, manifest).checksum,
             partial(_scores, run, shard, manifest),
         )
     if shard.topics.is_file():
         found["topics"] = Part(
-            _TOPICS,
+            lambda: _TOPICS,
             lambda: load_topics(shard, manifest).checksum,
             lambda columns: pa.table({"topic": load_topics(shard, manifest).topics}),
         )
@@ -93,7 +94,7 @@ def run_schema(run: Run, source: str) -> Schema:
         for shard in run.tree.shards(name, run.config.prep.num_shards):
             if shard.manifest.is_file():
                 for attribute, part in shard_parts(run, shard).items():
-                    for column, kind in part.schema.items():
+                    for column, kind in part.schema().items():
                         found.setdefault(f"{attribute}.{column}", kind)
                 break
     return found
@@ -140,7 +141,8 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
                 code="E-ATTRIBUTE-MISSING",
             )
         part = parts.get(attribute)
-        present = [] if part is None else [name for name in columns if name in part.schema]
+        known = {} if part is None else part.schema()
+        present = [name for name in columns if name in known]
         if part is not None and present:
             table = part.read(present)
             if KEYS[1] in table.column_names:
@@ -169,7 +171,7 @@ def _documents(shard: ShardPaths, manifest: Manifest) -> Part:
             found["ingest_id"] = pa.array(opened.ingest_ids, DOCUMENTS["ingest_id"])
         return pa.table({name: found[name] for name in columns})
 
-    return Part(DOCUMENTS, lambda: sha256_json([shard.source, shard.bucket]), read)
+    return Part(lambda: DOCUMENTS, lambda: sha256_json([shard.source, shard.bucket]), read)
 
 
 def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
@@ -178,11 +180,16 @@ def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
         (path,) = column_files(manifest)
     footer = read_footer(path)
     made_from = footer.fingerprints.get("documents")
-    if footer.num_rows != manifest.total_documents or (
-        name != "columns" and made_from != documents_digest(manifest)
-    ):
+    if name == "columns":
+        is_of_shard = footer.num_rows == manifest.total_documents
+    else:
+        is_of_shard = made_from == documents_digest(manifest)
+    if not is_of_shard:
         raise stale(name, shard.attribute(name), made_from)
-    schema = {field.name: field.type for field in footer.schema if field.name not in KEYS}
+
+    def schema() -> Schema:
+        return {field.name: field.type for field in footer.schema if field.name not in KEYS}
+
     return Part(
         schema, lambda: footer.digest, lambda columns: read_attribute(path, [KEYS[1], *columns])
     )

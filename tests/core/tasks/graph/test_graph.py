@@ -1,9 +1,11 @@
 """The graph says what a run makes: before it is made, for each setting, input and disturbance."""
 
 import json
+import os
 import random
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,6 +212,23 @@ def test_a_rule_of_columns_that_are_not_made_is_refused_once_for_all_shards(
     found = look(small_world(tmp_path, {"curation": {"where": "n_words > 5", "num_topics": 4}}).run)
     assert len(found.of("web/selection")) + len(found.of("books/selection")) == 4
     assert len(started) == 2  # the rule over the columns that exist, and over those of the run
+
+
+def test_a_plan_opens_each_file_of_a_shard_at_most_four_times(
+    made: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: Counter[str] = Counter()
+    really_open = os.open
+
+    def counted(path: Any, *arguments: Any, **keys: Any) -> int:
+        opened[str(path)] += 1
+        return really_open(path, *arguments, **keys)
+
+    monkeypatch.setattr("nmoe_core.base.fingerprint._CLOCK_NS", 0)  # no file counts as too new
+    monkeypatch.setattr(os, "open", counted)
+    assert look(made.run).not_current() == []
+    # The first shard of a source also tells the columns of all shards.
+    assert {count for path, count in opened.items() if "/shard_0001/" in path} <= {1, 2, 3, 4}
 
 
 QUICK = ("calibration.target_keep", "curation.where", "duplicates.jaccard", "batch_size")
