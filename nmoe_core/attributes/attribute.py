@@ -3,7 +3,7 @@
 The row of a document depends only on its text. So rows are reused from an earlier file made by the
 same code with the same settings, and only new and changed texts are processed. Rows that a model
 computes are kept in parts until the file is written, so a killed run loses at most one part.
-Memory: a batch of 4 M tokens, and the rows of one shard.
+Memory: a batch of 1 M tokens, and the rows of one shard.
 """
 
 import io
@@ -43,7 +43,7 @@ from nmoe_core.shards.manifest import documents_digest
 from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 
-_BATCH_TOKENS = 4 * 2**20
+_BATCH_TOKENS = 2**20
 PART_TOKENS = 2**16
 # Bins of a column, to measure its drift.
 _NUM_PARTS = 10

@@ -70,11 +70,12 @@ class Corpus:
         return {name: value for one in used for name, value in one.fingerprints.items()}
 
     def read(self, doc_ids: Sequence[str]) -> DocumentTokens:
-        """Documents by id; raises as `DocumentReader.tokens`."""
+        """Documents by id, copied, so that no shard stays mapped; raises as
+        `DocumentReader.tokens`."""
         reader = DocumentReader(self.data_root)
         eos = self.eos_token_id
         tokens = (reader.tokens(doc_id, eos) for doc_id in doc_ids)
-        seen = [as_seen(one, eos, self.max_ctx, self.model) for one in tokens]
+        seen = [as_seen(one, eos, self.max_ctx, self.model).copy() for one in tokens]
         return DocumentTokens(doc_ids, seen)
 
 

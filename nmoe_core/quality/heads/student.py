@@ -126,5 +126,7 @@ def _fit(features: Any, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray, fl
         return weights, bias, found.penalty
     from sklearn.linear_model import Ridge
 
-    model = Ridge(alpha=found.penalty, solver="sparse_cg", tol=1e-8).fit(features, targets)
+    model = Ridge(alpha=found.penalty, solver="sparse_cg", tol=1e-8, copy_X=False).fit(
+        features, targets
+    )
     return np.ascontiguousarray(model.coef_.T), np.asarray(model.intercept_), found.penalty

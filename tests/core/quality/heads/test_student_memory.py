@@ -2,13 +2,17 @@
 
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.quality.heads import student
 from nmoe_core.quality.heads.ngrams import TokenTable
 from nmoe_core.quality.heads.student import fit_student
+from nmoe_core.shards.documents import document_ids
+from tests.core.small_gradings import corpus_of
 from tests.refusals import refused
 
 SPELLINGS = {i: f"t{i}".encode() for i in range(40)}
@@ -56,3 +60,12 @@ def test_more_n_grams_than_the_solver_counts_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(student, "MAX_ENTRIES", 1000)
     with refused("E-HEAD-MANY", match="max_documents"):
         fit_student(_documents(60, 50), _scores(60), TABLE)
+
+
+def test_labelled_documents_keep_no_shard_mapped(shared_data: Path) -> None:
+    corpus = corpus_of(shared_data)
+    manifest = load_manifest(shared_data / "web" / "train" / MANIFEST_NAME)
+    doc_ids = [str(one) for one in document_ids(shared_data, manifest)]
+    for tokens in corpus.read(doc_ids).tokens:
+        assert not isinstance(tokens, np.memmap)
+        assert tokens.base is None
