@@ -31,7 +31,7 @@ $(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
 # With BACKBONE=smollm2, a real backbone, which the first run downloads; without it, no network.
 ifdef BACKBONE
 demo: SETTINGS := $(addprefix --set ,backbone.kind=checkpoint backbone.checkpoint=$(BACKBONE) \
-	backbone.moe_backend=int8 root=build/demo-$(BACKBONE))
+	backbone.moe_backend=int8 compute.workers=2 root=build/demo-$(BACKBONE))
 endif
 demo: setup  ## the main job on real text found on this machine
 	$(BIN)/python -m nmoe_core.cli.project.write_docstrings build/demo/input/docstrings.jsonl

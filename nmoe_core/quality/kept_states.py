@@ -14,9 +14,11 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +26,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from nmoe_core.base.compute.api import HERE, map_shards
+from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import CurationError, LockedError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.progress import LOGGER, Meter
@@ -32,11 +36,13 @@ from nmoe_core.quality.embedding_cache import EmbeddingCache
 from nmoe_core.quality.heads.features import (
     Batch,
     arithmetic,
+    collate,
     device_of,
     finite_states,
     padded_batches,
     pooled,
     small_batches,
+    small_slices,
 )
 from nmoe_core.quality.heads.scores import DocumentTokens, require_few_failed
 
@@ -46,6 +52,13 @@ _HALF_BYTES = 2
 _WAIT_S = 1.0
 _NOT_FINITE = "backbone states are not finite"
 _log = logging.getLogger(LOGGER)
+
+
+class Workers(NamedTuple):
+    """The processes that compute states, and how each of them loads the backbone."""
+
+    compute: ComputeTable
+    load: Callable[[], Transformer]
 
 
 class KeptStates:
@@ -58,6 +71,8 @@ class KeptStates:
         max_bytes: Maximum bytes of the directory.
         blocks: The blocks whose pooled states are kept.
         tap: The block whose states of all tokens are kept; None for no such block.
+        workers: Processes that compute missing states; None for this process. The batches and their
+            order are the same, and so are the bytes of the directory.
     """
 
     def __init__(
@@ -67,8 +82,10 @@ class KeptStates:
         max_bytes: int,
         blocks: Sequence[int],
         tap: int | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.model = model
+        self._workers = workers
         self.blocks = tuple(blocks)
         self.tap = tap
         self._directory = directory
@@ -82,6 +99,12 @@ class KeptStates:
         if tap is not None:
             self._tokens = _opened(directory, "tokens", [*made_with, tap], width, per_token=True)
 
+    def compute(self, documents: DocumentTokens) -> None:
+        """Compute and keep the states of these documents that are missing."""
+        keys = _keys(documents)
+        if len(self._pooled.missing(keys)) or len(self._fitting(documents, keys)):
+            self._compute(documents, keys)
+
     def pooled(self, documents: DocumentTokens) -> np.ndarray:
         """Mean states of each document after each block: float32 `[N, blocks, H]`, NaN for a
         document whose states are not finite. Raises HeadError if more than a few documents have
@@ -93,6 +116,20 @@ class KeptStates:
         bad: list[int] = np.flatnonzero(~np.isfinite(rows).all(axis=1)).tolist()
         require_few_failed({documents.names[i]: _NOT_FINITE for i in bad}, len(documents))
         return rows.reshape(len(documents), len(self.blocks), -1)
+
+    def find(self, documents: DocumentTokens, blocks: Sequence[int]) -> np.ndarray:
+        """Mean states on disk of each document after these blocks, float32 `[N, blocks * H]`; NaN
+        for a document without any, or without finite ones. Nothing is computed."""
+        width = self.model.config.hidden_size
+        found = np.full((len(documents), len(blocks), width), np.nan, np.float32)
+        places = self._pooled.find(_keys(documents))
+        rows = np.flatnonzero(places >= 0)
+        try:
+            stored = self._pooled.read(places[rows]).reshape(len(rows), len(self.blocks), width)
+            found[rows] = stored[:, [self.blocks.index(block) for block in blocks]]
+        except (OSError, ValueError):  # deleted meanwhile
+            pass
+        return found.reshape(len(documents), -1)
 
     def copy(self, other: KeptStates, documents: DocumentTokens) -> None:
         """Copy the pooled states that another store of the same backbone has of all blocks."""
@@ -130,42 +167,56 @@ class KeptStates:
             lengths = np.array([len(tokens) for tokens in documents.tokens])
             todo = np.flatnonzero(is_pooled | is_kept)
             todo = todo[np.argsort(lengths[todo], kind="stable")]
+            device = device_of(self.model)
+            parts = []
+            for some in padded_batches(lengths[todo], len(todo), PART_TOKENS):
+                rows = todo[some]
+                parts.append([rows[batch] for batch in small_slices(lengths[rows], device)])
             meter = Meter("states of the backbone", len(todo))
-            for part in padded_batches(lengths[todo], len(todo), PART_TOKENS):
-                self._compute_part(documents, keys, todo[part], (is_pooled, is_kept), meter)
+            every = (_at(documents, rows) for part in parts for rows in part)
+            with closing(self._states(every)) as states:
+                for part in parts:
+                    self._compute_part(documents, keys, part, (is_pooled, is_kept), states, meter)
+
+    def _states(self, batches: Iterator[DocumentTokens]) -> Generator[_States]:
+        """The states of batches, in order."""
+        work = partial(_states_of, self.blocks, self.tap)
+        if self._workers is None:
+            yield from map_shards(work, batches, HERE, initializer=lambda: self.model)
+            return
+        compute, load = self._workers
+        load = partial(_alone, load)
+        for states in map_shards(work, batches, compute, initializer=load):
+            self.model.tokens_processed += states.num_tokens
+            yield states
 
     def _compute_part(
         self,
         documents: DocumentTokens,
         keys: np.ndarray,
-        rows: np.ndarray,
+        part: Sequence[np.ndarray],
         wanted: tuple[np.ndarray, np.ndarray],
+        states: Iterator[_States],
         meter: Meter,
     ) -> None:
-        """Compute and commit the states of the documents at `rows`; `wanted` says for each document
-        whether its pooled states and its tokens' states are kept."""
-        taps = {*self.blocks} if self.tap is None else {*self.blocks, self.tap}
-        width = self.model.config.hidden_size
-        means = np.full((len(documents), len(self.blocks) * width), np.nan, np.float32)
-        kept: dict[int, np.ndarray] = {}
-        for batch in small_batches(documents, device_of(self.model), rows.tolist()):
-            states, good = finite_states(self.model, batch, sorted(taps), {})
-            found = [pooled(states[block], good.lengths).cpu() for block in self.blocks]
-            means[good.rows] = torch.cat(found, dim=1)
-            if self.tap is not None:
-                kept |= dict(_halves(states[self.tap], good))
-            meter.add(len(batch.rows))
+        """Commit the states of the documents of a part, which has the rows of its batches; `wanted`
+        says for each document whether its pooled states and its tokens' states are kept."""
+        means = []
+        halves: list[np.ndarray] = []
+        for rows, found in zip(part, states):
+            means.append(found.means)
+            halves += found.halves
+            meter.add(len(rows))
         is_pooled, is_kept = wanted
-        lengths = np.array([len(tokens) for tokens in documents.tokens])
-        own = rows[is_pooled[rows]]
-        if len(own):
-            self._pooled.append(keys[own], lengths[own], means[own])
-        own = rows[is_kept[rows]]
-        if len(own) and self._tokens is not None:
-            empty = np.empty((0, width), np.float16)  # marks a document that failed
-            halves = [kept.get(i, empty) for i in own.tolist()]
-            sizes = np.array([len(half) for half in halves])
-            self._tokens.append(keys[own], sizes, np.concatenate(halves))
+        rows = np.concatenate(part)
+        lengths = np.array([len(documents.tokens[i]) for i in rows.tolist()])
+        own = is_pooled[rows]
+        if own.any():
+            self._pooled.append(keys[rows[own]], lengths[own], np.concatenate(means)[own])
+        own = np.flatnonzero(is_kept[rows]).tolist()
+        if own and self._tokens is not None:
+            sizes = np.array([len(halves[i]) for i in own])
+            self._tokens.append(keys[rows[own]], sizes, np.concatenate([halves[i] for i in own]))
 
     def _fitting(self, documents: DocumentTokens, keys: np.ndarray) -> np.ndarray:
         """The documents without states of their tokens, as many of the first as fit on the disk."""
@@ -235,6 +286,48 @@ class TokenStates:
             return torch.empty(0, 1, self._model.config.hidden_size), lengths, rows
         padded = pad_sequence([torch.from_numpy(found[i]) for i in rows], batch_first=True)
         return padded.to(device).float(), lengths, rows
+
+
+class _States(NamedTuple):
+    """States of the documents of a batch: the pooled ones `[B, blocks * H]`, NaN for a document
+    that failed; with a tap, of each document those of its tokens, float16 `[T, H]`, none if it
+    failed; and the number of tokens that ran."""
+
+    means: np.ndarray
+    halves: list[np.ndarray]
+    num_tokens: int
+
+
+def _states_of(
+    blocks: Sequence[int], tap: int | None, model: Transformer, documents: DocumentTokens
+) -> _States:
+    """The states of one batch; a worker calls this."""
+    taps = {*blocks} if tap is None else {*blocks, tap}
+    width = model.config.hidden_size
+    batch = collate(documents, [*range(len(documents))], device_of(model))
+    states, good = finite_states(model, batch, sorted(taps), {})
+    means = np.full((len(documents), len(blocks) * width), np.nan, np.float32)
+    found = [pooled(states[block], good.lengths).cpu() for block in blocks]
+    means[good.rows] = torch.cat(found, dim=1)
+    halves = []
+    if tap is not None:
+        halves = [np.empty((0, width), np.float16)] * len(documents)
+        for row, half in _halves(states[tap], good):
+            halves[row] = half
+    return _States(means, halves, sum(map(len, documents.tokens)))
+
+
+def _alone(load: Callable[[], Transformer]) -> Transformer:
+    """The backbone in a worker, which has one thread as the process that trains."""
+    torch.set_num_threads(1)
+    return load()
+
+
+def _at(documents: DocumentTokens, rows: np.ndarray) -> DocumentTokens:
+    """The documents at these rows."""
+    places: list[int] = rows.tolist()
+    names = [documents.names[i] for i in places]
+    return DocumentTokens(names, [documents.tokens[i] for i in places])
 
 
 def _halves(hidden: Tensor, batch: Batch) -> Iterator[tuple[int, np.ndarray]]:

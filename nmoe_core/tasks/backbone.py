@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from nmoe_core.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
+    from nmoe_core.quality.heads.scoring import HeadScorer
+    from nmoe_core.quality.kept_states import KeptStates, Workers
 
 _TINY_LAYERS = 4  # few blocks suffice: with random weights, more blocks do not improve a head
 
@@ -97,6 +100,39 @@ def load_backbone(run: Run) -> Transformer:
     path = run.tree.checkpoint
     require_checkpoint(path)
     return _loaded(path, checkpoint_digest(path), table.device, table.dtype, table.moe_backend)
+
+
+def found_states(run: Run, scorer: HeadScorer) -> KeptStates | None:
+    """States that the training kept; None if a document's states depend on its batch, as grades
+    must not depend on what is kept."""
+    from nmoe_core.quality.heads.features import is_batch_invariant
+
+    is_used = is_batch_invariant(scorer.model)
+    return kept_states(run, scorer.heads.probe_taps) if is_used else None
+
+
+def kept_states(run: Run, blocks: Sequence[int] = ()) -> KeptStates:
+    """The store of the training's pooled states, if it keeps those of `blocks` too."""
+    from nmoe_core.quality.heads.shapes import probe_blocks
+    from nmoe_core.quality.heads.train import FEATURES_DIR
+    from nmoe_core.quality.kept_states import KeptStates
+
+    model = load_backbone(run)
+    limit = int(run.config.heads.cache_gib * 2**30)
+    every = sorted({*probe_blocks(model.config.num_hidden_layers), *blocks})
+    given = model, run.tree.heads / FEATURES_DIR, limit, every
+    return KeptStates(*given, workers=state_workers(run))
+
+
+def state_workers(run: Run) -> Workers | None:
+    """Workers that compute states on several CPUs of this machine; None: this process does."""
+    from nmoe_core.quality.kept_states import Workers
+
+    compute = run.config.compute
+    is_shared = compute.backend == "pool" and compute.workers > 1
+    if not is_shared or run.config.backbone.device != "cpu":
+        return None
+    return Workers(compute, functools.partial(load_backbone, run))
 
 
 def require_checkpoints(run: Run) -> None:

@@ -20,7 +20,13 @@ from nmoe_core.base.settings import GraderKind
 from nmoe_core.config.run import Run
 from nmoe_core.quality.families import families_of
 from nmoe_core.quality.grading.rules_only import keep_documents, require_grader
-from nmoe_core.tasks.backbone import ids_for_model, load_backbone
+from nmoe_core.tasks.backbone import (
+    found_states,
+    ids_for_model,
+    kept_states,
+    load_backbone,
+    state_workers,
+)
 from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -93,16 +99,9 @@ def plan_labels(run: Run, budget: int, by: Literal["student", "probe"] = "studen
         return student.features(documents.tokens, table)
 
     def states_of(documents: DocumentTokens, scores: np.ndarray) -> np.ndarray:
-        from nmoe_core.quality.heads.shapes import probe_blocks
-        from nmoe_core.quality.heads.train import FEATURES_DIR
-        from nmoe_core.quality.kept_states import KeptStates
         from nmoe_core.quality.ridge_probe import standardised
 
-        model = load_backbone(run)
-        limit = int(run.config.heads.cache_gib * 2**30)
-        blocks = probe_blocks(model.config.num_hidden_layers)
-        kept = KeptStates(model, run.tree.heads / FEATURES_DIR, limit, blocks)
-        pooled = kept.pooled(documents)[:, ::2].reshape(len(documents), -1)
+        pooled = kept_states(run).pooled(documents)[:, ::2].reshape(len(documents), -1)
         return standardised(np.nan_to_num(pooled))[0]
 
     if by == "student":
@@ -155,7 +154,8 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
     paths = _label_paths(run, labels)
     model = load_backbone(run)
     corpus = head_corpus(run)
-    return HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads).run()
+    given = kind, paths, corpus, model, run.tree.heads, run.config.heads
+    return HeadTraining(*given, state_workers(run)).run()
 
 
 def import_head(run: Run, path: Path) -> Result:
@@ -226,7 +226,9 @@ def load_grader(run: Run) -> Grader:
         scorer = load_scorer(run, with_student=True)
     if kind == "stacked":
         student = load_student_scorer(run, reads_as_model=True)
-        scorer = replace(_load_heads(run), student=student, probe_weight=calibration.probe_weight)
+        scorer = _load_heads(run)
+        given = {"probe_weight": calibration.probe_weight, "kept": found_states(run, scorer)}
+        scorer = replace(scorer, student=student, **given)
     fitted = Grader.fitted(
         scorer, calibration, table.early_exit, allow_foreign=table.allow_foreign_calibration
     )

@@ -54,8 +54,9 @@ class ComputeTable(StrictModel):
     """Backend: processes of this machine, or a Ray cluster, which works on as many shards at once
     as it has resources for."""
     workers: int = Field(default=1, ge=1, le=4096)
-    """Number of shards that the pool grades, assigns topics to or curates in parallel; prep has a
-    separate number of workers."""
+    """Number of shards that the pool grades, assigns topics to or curates in parallel, and of
+    processes that compute the states of labelled documents on a CPU; prep has a separate number of
+    workers."""
     ray: RayTable = RayTable()
     pods: PodsTable | None = None
 

@@ -65,12 +65,17 @@ def batches(
 def small_batches(
     documents: DocumentTokens, device: torch.device, rows: Sequence[int]
 ) -> Iterator[Batch]:
-    """Batches of the documents at `rows`, in this order, of the size that the device runs
-    fastest."""
-    most_tokens = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    """Batches of the documents at `rows`, in this order, as `small_slices`."""
     lengths = [len(documents.tokens[i]) for i in rows]
-    for some in padded_batches(lengths, BATCH_DOCUMENTS, most_tokens):
+    for some in small_slices(lengths, device):
         yield collate(documents, list(rows[some]), device)
+
+
+def small_slices(lengths: Sequence[int] | np.ndarray, device: torch.device) -> Iterator[slice]:
+    """Split documents with these lengths, in this order, into batches of the size that the device
+    runs fastest."""
+    most_tokens = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
+    return padded_batches(lengths, BATCH_DOCUMENTS, most_tokens)
 
 
 def padded_batches(
@@ -111,6 +116,14 @@ def arithmetic(model: Transformer) -> str:
     weights = next(model.parameters())
     way = model.runtime.experts.name
     return f"{weights.dtype} {weights.device.type} {way}".rstrip()
+
+
+def is_batch_invariant(model: Transformer) -> bool:
+    """Whether a document's states have the same bits in any batch: in float32 or int8, with the MKL
+    of a CPU."""
+    is_mkl = device_of(model).type == "cpu" and torch.backends.mkl.is_available()
+    is_plain = model.runtime.experts.name in ("", "int8")
+    return is_mkl and is_plain and next(model.parameters()).dtype == torch.float32
 
 
 def finite_states(

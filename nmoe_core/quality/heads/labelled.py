@@ -66,6 +66,12 @@ class Labelled:
         return {"labels_train": self.train.digest, "labels_val": val, "labels_test": test}
 
     @property
+    def doc_ids(self) -> list[str]:
+        """The ids of all labelled documents, those of train first."""
+        read = [self.train, *self.reported.values()]
+        return [doc_id for labels in read for doc_id in labels.doc_ids]
+
+    @property
     def sources(self) -> list[str]:
         """The sources of all labelled documents, sorted."""
         read = [self.train, *self.reported.values()]

@@ -10,9 +10,9 @@ each block runs at most once per document, and not for dropped documents.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,7 +24,14 @@ from nmoe_core.base.settings import GraderKind, expert_fingerprints
 from nmoe_core.config.tree import JUDGE_NAME, PROBE_NAME
 from nmoe_core.engine import Residual, Transformer
 from nmoe_core.labels.scores import QUALITY, Scale
-from nmoe_core.quality.heads.features import Batch, arithmetic, batches, device_of, finite_states
+from nmoe_core.quality.heads.features import (
+    Batch,
+    arithmetic,
+    batches,
+    device_of,
+    finite_states,
+    pooled,
+)
 from nmoe_core.quality.heads.head_files import (
     bad_format,
     context_of,
@@ -42,6 +49,9 @@ from nmoe_core.quality.heads.scores import (
     stacked,
 )
 from nmoe_core.quality.heads.shapes import tap_of, taps_of
+
+if TYPE_CHECKING:
+    from nmoe_core.quality.kept_states import KeptStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +114,9 @@ class HeadScorer:
 
     If `student` is given, the student scores first. It must have been fitted on the same labels and
     read the same token ids. With `probe_weight`, which needs a student, the judge does not run: the
-    weighted mean of student and probe is returned as `judge`.
+    weighted mean of student and probe is returned as `judge`; the probe then reads the mean states
+    that `kept` has, and only other documents run through the backbone. So `kept` must be of a
+    backbone that is `features.is_batch_invariant`.
     """
 
     model: Transformer
@@ -112,6 +124,7 @@ class HeadScorer:
     batch_size: int = 32
     student: Scorer | None = None
     probe_weight: float | None = None
+    kept: KeptStates | None = None
 
     @property
     def kind(self) -> GraderKind:
@@ -183,6 +196,9 @@ class HeadScorer:
             scores.student[:] = first.judge
             scores.exited[:] = exits.student(scores.student, range(len(documents)))
         stay = np.flatnonzero(~scores.exited).tolist()
+        features = np.full((len(documents), self.heads.probe.arch.hidden_size), np.nan, np.float32)
+        if self.kept is not None and self.probe_weight is not None:
+            features = self.kept.find(documents, self.heads.probe_taps)
         for batch in batches(documents, self.batch_size, device_of(self.model), stay):
             key = batch_key(documents, batch.rows)
             scores.batches[key] = batch.rows
@@ -192,8 +208,10 @@ class HeadScorer:
                 left = exits.probe(known.probe[places], batch.rows)
                 is_known = (left == known.exited[places]).all()
             if not is_known:
-                self._score_batch(documents, batch, exits.probe, scores)
-                scores.ran.extend(batch.rows)
+                if self.probe_weight is None:
+                    self._score_batch(documents, batch, exits.probe, scores)
+                else:
+                    self._score_by_both(documents, batch, self.probe_weight, features, scores)
                 continue
             for name in ("probe", "judge", "exited"):
                 getattr(scores, name)[batch.rows] = getattr(known, name)[places]
@@ -206,18 +224,16 @@ class HeadScorer:
     ) -> None:
         heads = self.heads
         failed = scores.failed
+        scores.ran.extend(batch.rows)
         last = heads.probe_taps[-1]
-        has_early = self.probe_weight is None and heads.judge_tap <= last
-        taps = {*heads.probe_taps, *([heads.judge_tap] if has_early else [])}
+        taps = {*heads.probe_taps, *([heads.judge_tap] if heads.judge_tap <= last else [])}
         states, batch = finite_states(self.model, batch, sorted(taps), failed)
         if not batch.rows:
             return
         read = [states[tap] for tap in heads.probe_taps]
-        scores.probe[batch.rows] = _outputs(heads.probe, read, batch, documents, self.scale)
-        if self.probe_weight is not None:
-            both = scores.student[batch.rows], scores.probe[batch.rows]
-            scores.judge[batch.rows] = stacked(*both, self.probe_weight, self.scale)
-            return
+        with torch.no_grad():
+            outputs = heads.probe(read, batch.lengths)
+        scores.probe[batch.rows] = self._stored(outputs, "probe", documents, batch.rows)
         scores.exited[batch.rows] = exits(scores.probe[batch.rows], batch.rows)
         stays = np.flatnonzero(~scores.exited[batch.rows]).tolist()
         states, batch = batch.only(stays, states)
@@ -225,31 +241,50 @@ class HeadScorer:
             start = Residual(last, states[last])
             states, batch = finite_states(self.model, batch, (heads.judge_tap,), failed, start)
         if batch.rows:
-            hidden = states[heads.judge_tap]
-            scores.judge[batch.rows] = _outputs(heads.judge, hidden, batch, documents, self.scale)
+            with torch.no_grad():
+                outputs = heads.judge(states[heads.judge_tap], batch.lengths)
+            scores.judge[batch.rows] = self._stored(outputs, "judge", documents, batch.rows)
 
+    def _score_by_both(
+        self,
+        documents: DocumentTokens,
+        batch: Batch,
+        probe_weight: float,
+        features: np.ndarray,
+        scores: HeadScores,
+    ) -> None:
+        """Score a batch by student and probe. `features` `[N, blocks * H]` are the mean states of
+        all documents, NaN if a document must run through the backbone."""
+        todo = np.flatnonzero(np.isnan(features[batch.rows]).any(axis=1)).tolist()
+        if todo:
+            _, other = batch.only(todo, {})
+            scores.ran.extend(other.rows)
+            taps = self.heads.probe_taps
+            states, other = finite_states(self.model, other, taps, scores.failed)
+            means = [pooled(states[tap], other.lengths) for tap in taps]
+            features[other.rows] = torch.cat(means, dim=1).cpu().numpy()
+        rows = [row for row in batch.rows if row not in scores.failed]
+        if rows:
+            given = torch.from_numpy(features[rows]).to(device_of(self.model))
+            with torch.no_grad():
+                outputs = self.heads.probe.from_pooled(given)
+            scores.probe[rows] = self._stored(outputs, "probe", documents, rows)
+            both = scores.student[rows], scores.probe[rows]
+            scores.judge[rows] = stacked(*both, probe_weight, self.scale)
 
-def predict(
-    model: Transformer,
-    head: Probe | Judge,
-    taps: Sequence[int],
-    documents: DocumentTokens,
-    batch_size: int,
-    scale: Scale = QUALITY,
-) -> np.ndarray:
-    """Scores `[N, D]` by one head that reads the blocks `taps`, rounded and clamped as grading
-    stores them.
-
-    Scores are NaN for a document whose states are not finite.
-    """
-    scores = np.full((len(documents), len(scale)), np.nan)
-    for batch in batches(documents, batch_size, device_of(model)):
-        states, good = finite_states(model, batch, taps, {})
-        read = [states[tap] for tap in taps]
-        if good.rows:
-            given = read if isinstance(head, Probe) else read[0]
-            scores[good.rows] = _outputs(head, given, good, documents, scale)
-    return scores
+    def _stored(
+        self, outputs: Tensor, kind: str, documents: DocumentTokens, rows: list[int]
+    ) -> np.ndarray:
+        bad = torch.nonzero(~torch.isfinite(outputs).all(dim=1)).flatten().tolist()
+        if bad:
+            raise HeadError(
+                f"scores of the {kind} are not finite",
+                where=documents.names[rows[bad[0]]],
+                found=f"{len(bad)} of {len(rows)} documents in this batch",
+                do="train the heads again",
+                code="E-HEAD-NONFINITE",
+            )
+        return self.scale.stored(outputs.cpu().numpy())
 
 
 def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
@@ -259,24 +294,3 @@ def batch_key(documents: DocumentTokens, rows: list[int]) -> str:
         digest.update(np.asarray([len(documents.tokens[i])], "<u8").tobytes())
         digest.update(np.asarray(documents.tokens[i], "<u4").tobytes())
     return digest.hexdigest()
-
-
-def _outputs(
-    head: Probe | Judge,
-    states: Tensor | Sequence[Tensor],
-    batch: Batch,
-    documents: DocumentTokens,
-    scale: Scale,
-) -> np.ndarray:
-    with torch.no_grad():
-        outputs = head(states, batch.lengths)
-    bad = torch.nonzero(~torch.isfinite(outputs).all(dim=1)).flatten().tolist()
-    if bad:
-        raise HeadError(
-            f"scores of the {head.kind} are not finite",
-            where=documents.names[batch.rows[bad[0]]],
-            found=f"{len(bad)} of {len(batch.rows)} documents in this batch",
-            do="train the heads again",
-            code="E-HEAD-NONFINITE",
-        )
-    return scale.stored(outputs.cpu().numpy())

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
     from nmoe_core.quality.heads.fit import TrainingState
     from nmoe_core.quality.heads.models import Judge, Probe
-    from nmoe_core.quality.kept_states import KeptStates
+    from nmoe_core.quality.kept_states import KeptStates, Workers
 
 FEATURES_DIR = ".features"
 HeadKind = Literal["probe", "judge"]
@@ -65,8 +65,9 @@ class HeadTraining:
 
     The head is fitted on `train`. On `val` and `test`, if given, it is measured and compared with
     the student in `heads_dir` that was fitted on the same labels. `max_ctx` is read from the
-    corpus, not from the table. Raises as `Labelled` and `load_student`, and HeadError if the tap is
-    not a block of the backbone (E-HEAD-FORMAT).
+    corpus, not from the table. `workers` compute the states, by default this process. Raises as
+    `Labelled` and `load_student`, and HeadError if the tap is not a block of the backbone
+    (E-HEAD-FORMAT).
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class HeadTraining:
         model: Transformer,
         heads_dir: Path,
         table: HeadsTable,
+        workers: Workers | None = None,
     ) -> None:
         self.kind = kind
+        self._workers = workers
         self.corpus = corpus
         self.model = model
         self.table = table
@@ -145,6 +148,7 @@ class HeadTraining:
             made_from = {k: v for k, v in self.fingerprints.items() if k not in REPORTED_ON}
             state = TrainingState(state_path, made_from)
             documents = self.corpus.read(train.doc_ids)
+            self._states.compute(self.corpus.read(self.labelled.doc_ids))
             fitted = self._fit(documents, state)
             reported = self._report(fitted, documents)
             tap = fitted.taps[0] if len(fitted.taps) == 1 else list(fitted.taps)
@@ -174,7 +178,8 @@ class HeadTraining:
         blocks = sorted({*probe_blocks(self.model.config.num_hidden_layers), *self.asked})
         directory = self.path.parent / FEATURES_DIR
         most_bytes = int(self.table.cache_gib * 2**30)
-        return KeptStates(self.model, directory, most_bytes, blocks, self.judge_tap)
+        given = self.model, directory, most_bytes, blocks, self.judge_tap
+        return KeptStates(*given, self._workers)
 
     def _fit(self, documents: DocumentTokens, state: TrainingState) -> Fitted:
         import torch
@@ -272,15 +277,23 @@ class HeadTraining:
     ) -> np.ndarray:
         import torch
 
-        from nmoe_core.quality.heads.features import BATCH_DOCUMENTS, device_of
+        from nmoe_core.quality.heads.features import BATCH_DOCUMENTS, device_of, padded_batches
         from nmoe_core.quality.heads.models import Judge
-        from nmoe_core.quality.heads.scoring import predict
 
         head = fitted.head
-        if isinstance(head, Judge):
-            sizes = BATCH_DOCUMENTS, labels.scale
-            return predict(self.model, head, fitted.taps, documents, *sizes)
-        pooled = torch.from_numpy(self._pooled(documents, fitted.taps))
-        with torch.no_grad():
-            outputs = head.from_pooled(pooled.to(device_of(self.model)))
-        return labels.scale.stored(outputs.cpu().numpy())
+        if not isinstance(head, Judge):
+            pooled = torch.from_numpy(self._pooled(documents, fitted.taps))
+            with torch.no_grad():
+                outputs = head.from_pooled(pooled.to(device_of(self.model)))
+            return labels.scale.stored(outputs.cpu().numpy())
+        scores = np.full((len(documents), len(labels.scale)), np.nan)
+        states = self._states.tokens(documents)
+        order = np.argsort(states.lengths, kind="stable")
+        lengths = np.array(states.lengths)[order]
+        for some in padded_batches(lengths, BATCH_DOCUMENTS, PASS_TOKENS):
+            hidden, of_rows, rows = states.of(order[some].tolist())
+            if rows:
+                with torch.no_grad():
+                    outputs = head(hidden, of_rows)
+                scores[rows] = labels.scale.stored(outputs.cpu().numpy())
+        return scores

@@ -18,10 +18,13 @@ from nmoe_core.quality.calibration.choice import choose
 from nmoe_core.quality.calibration.rows import CalibrationRows
 from nmoe_core.quality.calibration.summary_file import load_calibration, read_calibration
 from nmoe_core.quality.few_labels import FEW_LABELS_SAID, samples
+from nmoe_core.quality.heads.features import is_batch_invariant
 from nmoe_core.quality.heads.head_files import read_header
+from nmoe_core.quality.heads.scores import DocumentTokens
+from nmoe_core.quality.heads.scoring import HeadScorer
 from nmoe_core.quality.heads.student import fit_student
 from nmoe_core.quality.heads.student_file import token_table
-from nmoe_core.tasks.hydra import student_corpus
+from nmoe_core.tasks.hydra import head_corpus, load_grader, student_corpus
 from nmoe_core.tasks.preview import plan_regrade
 from nmoe_core.tasks.report.summary import few_labels_of
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -102,6 +105,28 @@ def test_grading_again_from_scratch_gives_the_same_bytes_and_grading_twice_gives
     nmoe(project, "hydra grade")
     assert [path.stat().st_mtime_ns for path in paths] == before
     assert plan_regrade(project.run, ["web"]).shards == []
+
+
+def test_states_kept_by_the_training_are_not_computed_again_and_give_the_same_scores(
+    project: Project,
+) -> None:
+    scorer = load_grader(project.run).scorer
+    assert isinstance(scorer, HeadScorer)
+    labels = read_labels(project.run.tree.merged_labels("val"))
+    corpus = replace(head_corpus(project.run), max_ctx=scorer.max_ctx)
+    labelled = corpus.read(labels.doc_ids)
+    others = [tokens[::-1] for tokens in labelled.tokens[:9]]
+    names = [*labelled.names, *(f"other {i}" for i in range(9))]
+    documents = DocumentTokens(names, [*labelled.tokens, *others])
+    found = scorer.score(documents)
+    fresh = replace(scorer, kept=None).score(documents)
+    assert np.array_equal(found.judge, fresh.judge)
+    assert np.array_equal(found.probe, fresh.probe)
+    assert len(fresh.ran) == len(documents)
+    if is_batch_invariant(scorer.model):
+        assert 1 <= len(found.ran) <= 9
+    else:
+        assert scorer.kept is None
 
 
 def test_a_regrade_to_another_target_makes_decisions_again_from_recorded_scores(

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ import pytest
 import torch
 
 from nmoe_core.base import progress
-from nmoe_core.engine import Transformer
+from nmoe_core.base.compute.tables import ComputeTable
+from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.quality import kept_states
 from nmoe_core.quality.heads.scores import DocumentTokens
-from nmoe_core.quality.kept_states import KeptStates
+from nmoe_core.quality.kept_states import KeptStates, Workers
 from tests.core.small_gradings import VOCAB, spoiled
 
 BLOCKS = (1, 4, 6)
@@ -86,6 +88,27 @@ def test_a_killed_pass_loses_only_its_last_part(
     assert 0 < again < sum(LENGTHS)
     np.testing.assert_array_equal(found[0], opened().pooled(documents()))
     assert np.isfinite(found[0]).all()
+
+
+def test_two_workers_write_the_bytes_that_one_process_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_states, "PART_TOKENS", 64)
+    path = make_tiny_checkpoint(tmp_path / "model", family="llama", vocab_size=VOCAB)
+    model = Transformer.from_checkpoint(path)
+    workers = Workers(ComputeTable(workers=2), partial(Transformer.from_checkpoint, path))
+    written = []
+    for name, given in (("one", None), ("two", workers)):
+        kept = KeptStates(model, tmp_path / name, 2**30, (1, 3), 2, given)
+        assert tokens_run(model, partial(kept.compute, documents())) == sum(LENGTHS)
+        assert tokens_run(model, partial(kept.compute, documents())) == 0
+        files = sorted((tmp_path / name).rglob("*.*"))
+        written.append({str(file.relative_to(tmp_path / name)): file for file in files})
+    one, two = written
+    assert [*one] == [*two]
+    assert sum(file.stat().st_size for file in one.values()) > 4 * sum(LENGTHS)
+    for name, file in one.items():
+        assert file.read_bytes() == two[name].read_bytes()
 
 
 @pytest.mark.parametrize("num_fitting", [0, 4])

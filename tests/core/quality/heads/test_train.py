@@ -19,7 +19,7 @@ from nmoe_core.quality.heads import fit, models
 from nmoe_core.quality.heads.fit import TrainingState, fit_judge, fit_probe, reproducible
 from nmoe_core.quality.heads.head_files import load_head, read_header
 from nmoe_core.quality.heads.models import Probe, layer_norm
-from nmoe_core.quality.heads.scoring import HeadScorer, load_heads, predict
+from nmoe_core.quality.heads.scoring import HeadScorer, load_heads
 from nmoe_core.quality.heads.shapes import JudgeArch, ProbeArch, Recipe
 from nmoe_core.quality.heads.train import HeadKind, HeadTraining
 from nmoe_core.quality.kept_states import KeptStates
@@ -243,14 +243,14 @@ def test_the_judge_is_the_same_whether_states_are_kept_or_computed_again(
 
 
 def test_training_and_grading_see_the_same_features(tmp_path: Path, planted: Planted) -> None:
-    made, model = planted.train("probe", tmp_path), planted.model
+    model = planted.model
+    planted.train("probe", tmp_path)
     planted.train("judge", tmp_path, {"val": None})
     probe = load_heads(tmp_path, model, MAX_CTX).probe
     documents = corpus_of(planted.data_root).read([doc_id for doc_id, _ in planted.rows["val"]])
     with torch.no_grad():
         features = pooled_features(model, documents, 6, tmp_path / "features")
         trained_on = QUALITY.stored(probe.from_pooled(features).numpy())
-    assert np.array_equal(predict(model, made.head, (6,), documents, 32), trained_on)
     graded = HeadScorer(model, load_heads(tmp_path, model, MAX_CTX), 5).score(documents)
     np.testing.assert_allclose(graded.probe, trained_on, atol=1e-4)
 
