@@ -154,8 +154,8 @@ def train_head(run: Run, kind: HeadKind, labels: LabelFiles = NO_FILES) -> Resul
     paths = _label_paths(run, labels)
     model = load_backbone(run)
     corpus = head_corpus(run)
-    given = kind, paths, corpus, model, run.tree.heads, run.config.heads
-    return HeadTraining(*given, state_workers(run)).run()
+    training = HeadTraining(kind, paths, corpus, model, run.tree.heads, run.config.heads)
+    return training.run(state_workers(run))
 
 
 def import_head(run: Run, path: Path) -> Result:

@@ -65,9 +65,8 @@ class HeadTraining:
 
     The head is fitted on `train`. On `val` and `test`, if given, it is measured and compared with
     the student in `heads_dir` that was fitted on the same labels. `max_ctx` is read from the
-    corpus, not from the table. `workers` compute the states, by default this process. Raises as
-    `Labelled` and `load_student`, and HeadError if the tap is not a block of the backbone
-    (E-HEAD-FORMAT).
+    corpus, not from the table. Raises as `Labelled` and `load_student`, and HeadError if the tap is
+    not a block of the backbone (E-HEAD-FORMAT).
     """
 
     def __init__(
@@ -78,10 +77,9 @@ class HeadTraining:
         model: Transformer,
         heads_dir: Path,
         table: HeadsTable,
-        workers: Workers | None = None,
     ) -> None:
         self.kind = kind
-        self._workers = workers
+        self._workers: Workers | None = None
         self.corpus = corpus
         self.model = model
         self.table = table
@@ -122,8 +120,9 @@ class HeadTraining:
             "settings": sha256_json(made_with),
         }
 
-    def run(self) -> Result:
-        """Train the head and write it with its card, unless the existing head is current.
+    def run(self, workers: Workers | None = None) -> Result:
+        """Train the head and write it with its card, unless the existing head is current. `workers`
+        compute the states, by default this process.
 
         Facts: agreement on val, `labels`, `steps`, `head_steps` and `backbone_tokens` (both 0 if
         the head was current already), `path`. Raises HeadError if states or a loss are not finite
@@ -132,6 +131,7 @@ class HeadTraining:
         from nmoe_core.quality.heads.features import device_of
         from nmoe_core.quality.heads.fit import TrainingState, reproducible
 
+        self._workers = workers
         path = self.path
         model = self.model
         train = self.labelled.train
