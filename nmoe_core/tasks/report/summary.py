@@ -227,16 +227,15 @@ def label_ledger(run: Run) -> list[Row]:
     of_models: list[Row] = [
         {
             "part": f"{one['rater']}: {one['questions']}",
-            **{key: one[key] for key in spent},
             "cost": "unknown" if one["cost"] is None else one["cost"],
+            **{key: one[key] for key in spent},
         }
         for one in asked
     ]
     cost = sum_of(one["cost"] for one in asked)
-    total: Row = {"part": "total"}
+    total: Row = {"part": "total", "cost": "unknown" if cost is None else cost}
     total |= {key: sum(int(row[key]) for row in slices) for key in ("documents", "parsed")}
     total |= {key: sum(one[key] for one in asked) for key in spent}
-    total |= {"cost": "unknown" if cost is None else cost}
     return [{key: row.get(key, "") for key in total} for row in (total, *of_models, *slices)]
 
 
