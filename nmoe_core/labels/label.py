@@ -162,6 +162,7 @@ class _Labelling:
         self.spent = Spent()
         self.num_asked = 0
         self._num_texts = 0
+        self._shown: list[Shown] = []  # of each document
         # The texts, each once: the digest, and the first document with this text.
         self._digests = bytearray()
         self._first_rows = array("q")
@@ -192,11 +193,12 @@ class _Labelling:
         """Number the distinct texts of the documents."""
         numbers: dict[bytes, int] = {}
         for row, (doc_id, _) in enumerate(self.documents.rows):
-            text = self.documents.text(doc_id).text
-            if not text.strip():
+            text = self.documents.text(doc_id)
+            self._shown.append(_shown(text))
+            if not text.text.strip():
                 self._text_of_row.append(-1)
                 continue
-            digest = bytes.fromhex(sha256_of(text))
+            digest = bytes.fromhex(self._shown[row].sha256)
             number = numbers.setdefault(digest, len(numbers))
             self._text_of_row.append(number)
             if number == len(self._first_rows):
@@ -368,23 +370,26 @@ class _Labelling:
         total = len(self.documents.rows)
         meter = Meter(f"label {self.directory.name}", total) if self.ledger is None else None
         for number, row in enumerate(self.documents.rows):
-            text = self.documents.text(row[0])
             result = OracleResult(None, "", EMPTY_TEXT, is_answer=False)
             attempts = 1
-            if text.text.strip():
-                result, attempts = self._outcome(number, text.text)
-            yield label_record(row, _shown(text), result, attempts, self.oracle)
+            if self.ledger is None:
+                text = self.documents.text(row[0])
+                shown = _shown(text)
+                if text.text.strip():
+                    self.num_asked += 1
+                    [(_, result)] = self.oracle.label([Question(text.text)])
+            else:
+                shown = self._shown[number]
+                if self._text_of_row[number] >= 0:
+                    result, attempts = self._outcome(self.ledger, number)
+            yield label_record(row, shown, result, attempts, self.oracle)
             if meter is not None:
                 meter.add()
 
-    def _outcome(self, row: int, text: str) -> tuple[OracleResult, int]:
-        """The result for a text, and the number of its attempts."""
-        if self.ledger is None:
-            self.num_asked += 1
-            [(_, result)] = self.oracle.label([Question(text)])
-            return result, 1
+    def _outcome(self, ledger: Ledger, row: int) -> tuple[OracleResult, int]:
+        """The result for the text of a document, and the number of its attempts."""
         digest = self._digest(self._text_of_row[row])
-        result, attempts, *_ = self.ledger.outcome(self.oracle, digest)
+        result, attempts, *_ = ledger.outcome(self.oracle, digest)
         return (self._failed[digest], 0) if result is None else (result, attempts)
 
 

@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from nmoe_core.labels.answers import Ledger
+from nmoe_core.labels.label import label_shard
 from nmoe_core.labels.oracle import OracleResult, Record, read_records
 from nmoe_core.labels.slices import LABEL_SHARDS
+from nmoe_core.shards.documents import Text
 from tests.core.labels.labelling import Labelling
 from tests.core.small_gradings import (
     FakeOracle,
@@ -77,6 +81,24 @@ def test_one_percent_changed_is_one_percent_asked_and_the_bytes_are_those_of_a_f
     write_source(labelling.tree.data, "web", documents)
     _label(labelling, oracle := FakeOracle())
     assert oracle.asked == []
+
+
+def test_a_text_whose_answer_is_known_is_read_once(
+    labelling: Labelling, documents: list[list[int]]
+) -> None:
+    first = contents(labelling.shard())
+    shutil.rmtree(labelling.shard())
+    read: list[str] = []
+    known = labelling.documents(0, "train", MAX_DOC_TOKENS)
+
+    def text(doc_id: str) -> Text:
+        read.append(doc_id)
+        return known.text(doc_id)
+
+    ledger = Ledger(labelling.tree.answers)
+    label_shard(replace(known, text=text), labelling.shard(), FakeOracle(), ledger=ledger)
+    assert read == [doc_id for doc_id, _ in known.rows]
+    assert contents(labelling.shard()) == first
 
 
 def test_another_tokenizer_that_gives_the_same_texts_costs_no_question(
