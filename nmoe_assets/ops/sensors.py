@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 
 import dagster as dg
 
@@ -58,6 +59,7 @@ def source_watch(
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         listed = _listed(context.cursor)
         requests = []
+        may_follow = cache(lambda: _may_follow(run))  # looks at the files of all sources
         now = int(time.time())
         for source in sources:
             before, listed_at = listed.get(source.name, (None, 0))
@@ -72,7 +74,8 @@ def source_watch(
             # The first run is not automatic.
             if before != mark and _is_made(context.instance, shards):
                 mark_now = f"{mark}:{now}"
-                requests += _requests(run, context.instance, prep, follow, source.name, mark_now)
+                behind = _behind(run, context.instance, follow, source.name) if may_follow() else []
+                requests += _requests(run, prep, follow, behind, source.name, mark_now)
             listed[source.name] = mark, now if is_remote(run, source) else 0
         cursor = json.dumps(listed, sort_keys=True)
         skipped = None if requests else dg.SkipReason("no input changed")
@@ -95,18 +98,19 @@ def _is_made(instance: dg.DagsterInstance, key: dg.AssetKey) -> bool:
 
 def _requests(
     run: Run,
-    instance: dg.DagsterInstance,
     prep: list[TaskJob],
     follow: TaskJob,
+    behind: list[dg.AssetKey],
     source: str,
     mark: str,
 ) -> Iterator[dg.RunRequest]:
-    """Requests of prep of a source, in one run with what follows it, if that may be made now."""
+    """Requests of prep of a source, in one run with the assets `behind` it."""
     jobs = [
         replace(job, keys=[key for key in job.keys if first_name(run, key) == source])
         for job in prep
     ]
-    behind = _behind(run, instance, follow, source, {key for job in prep for key in job.keys})
+    prepared = {key for job in prep for key in job.keys}
+    behind = [key for key in behind if key not in prepared]
     if behind:
         chain = [key for job in jobs for key in job.keys if key in follow.keys]
         jobs = [replace(job, keys=[k for k in job.keys if k not in chain]) for job in jobs]
@@ -121,21 +125,26 @@ def _requests(
             )
 
 
-def _behind(
-    run: Run, instance: dg.DagsterInstance, follow: TaskJob, source: str, prepared: set[dg.AssetKey]
-) -> list[dg.AssetKey]:
-    """What follows prep of a source: its assets and those of the whole mixture that were ever made.
-    Nothing if one run must not make all partitions, or if grading or curation would refuse inputs
-    that were made with other settings, since these inputs are made first."""
+def _may_follow(run: Run) -> bool:
+    """Whether one run may make all that follows prep: not if it must not make all partitions, or if
+    grading or curation would refuse inputs that were made with other settings, since these inputs
+    are made first."""
     if run.config.automation.max_partitions_per_run is not None:
-        return []
+        return False
     try:
         require_tasks(run, ("prep", "grade", "curate"))
     except NmoeError:
-        return []
+        return False
+    return True
+
+
+def _behind(
+    run: Run, instance: dg.DagsterInstance, follow: TaskJob, source: str
+) -> list[dg.AssetKey]:
+    """The assets of a source and of the whole mixture that were ever made."""
     others = {plan.name for plan in run_sources(run)} - {source}
-    keys = [key for key in follow.keys if key not in prepared]
-    return [key for key in keys if first_name(run, key) not in others and _is_made(instance, key)]
+    keys = [key for key in follow.keys if first_name(run, key) not in others]
+    return [key for key in keys if _is_made(instance, key)]
 
 
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:

@@ -95,6 +95,17 @@ def test_a_changed_source_requests_prep_alone_if_nothing_may_follow(
     assert asked(changed) == {("prep", "docs"), ("prep_valid", "docs")}
 
 
+def test_one_tick_looks_once_at_the_inputs_of_all_changed_sources(
+    defs: dg.Definitions, prepared: DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks at the files of every shard."""
+    looks: list[Run] = []
+    monkeypatch.setattr(sensors, "require_tasks", lambda run, tasks: looks.append(run))
+    changed = tick("source_watch", defs, prepared, None)
+    assert {source for _, source in asked(changed)} == {"code", "docs", "notes"}
+    assert len(looks) == 1
+
+
 def test_an_input_that_changes_back_counts_as_a_change_each_time(
     prepared: DagsterInstance, defs: dg.Definitions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
