@@ -5,6 +5,7 @@
 | `SUPPRESS_DEFAULT_EVENT` | a run over partitions logs one event per partition, each with the data version of its own bytes | `output_required=False`, which skips the assets that follow in the run | Dagster adds events in which all partitions have one version: rewritten partitions look changed |
 | `CheckTarget` | a verdict of a run that overlapped another run counts for the newest materialisation | none | automation waits for a check that passed, or does not wait for a check that failed |
 | `CheckRunHealthResult`, `WorkerStatus` | the launcher can report that the process of a run has ended | none | runs that a power cut ended stay "started" for ever |
+| `location_is_silent` | a run that ended with its code location is started again when that is back | none | Dagster gives the run up, since it cannot ask the location for it |
 | `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
 | `failed_partitions` | a partition that Dagster counts as failed gets an event when its output is current again | `DagsterInstance.get_status_by_partition`, which hides failures while a run is at work | a repaired partition stays failed, and automation waits for it for ever |
 | `show_under_location` | a run from the command line appears on its job's page and in the timeline | the tag `.dagster/repository`, which the page reads but the timeline does not | the timeline omits runs of `dagster job execute`, such as the demo |
@@ -26,7 +27,9 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 from dagster._core.definitions.source_asset import (
     SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION as SUPPRESS_DEFAULT_EVENT,
 )
+from dagster._core.errors import DagsterUserCodeUnreachableError
 from dagster._core.launcher.base import CheckRunHealthResult, WorkerStatus
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
 from dagster._core.storage import sql
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "failed_partitions",
     "find_migrations_once",
     "launch_backfill",
+    "location_is_silent",
     "show_under_location",
 ]
 
@@ -49,6 +53,21 @@ def find_migrations_once() -> None:
     grows."""
     sql.ALEMBIC_SCRIPTS_LOCATION = str(Path(sql.__file__).with_name("alembic"))
     sql.get_alembic_config.cache_clear()
+
+
+def location_is_silent(run: dg.DagsterRun) -> bool:
+    """Whether a run's code location is a server at a port, such as a container, that does not
+    answer now. The sockets of `dagster dev` have new names after a restart and never answer
+    again."""
+    job = run.remote_job_origin
+    location = job.repository_origin.code_location_origin if job else None
+    if not isinstance(location, GrpcServerCodeLocationOrigin) or location.port is None:
+        return False
+    try:
+        location.create_client().ping("")
+    except DagsterUserCodeUnreachableError:
+        return True
+    return False
 
 
 def launch_backfill(

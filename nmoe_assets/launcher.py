@@ -16,7 +16,7 @@ import gc
 
 import dagster as dg
 
-from nmoe_assets.dagster_private import CheckRunHealthResult, WorkerStatus
+from nmoe_assets.dagster_private import CheckRunHealthResult, WorkerStatus, location_is_silent
 from nmoe_assets.partitions import RANGE_END, RANGE_START
 
 # Tolerance between two clocks: events use the system clock, which may be adjusted, and start times
@@ -41,9 +41,10 @@ class LocalRunLauncher(dg.DefaultRunLauncher):
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Whether the process that the run's log names is alive."""
+        """Whether the process that the run's log names is alive. While its code location is
+        silent, the run could not be started again, so it counts as alive until then."""
         found = _named_process(self._instance, run.run_id)
-        if found is None or _is_alive(*found):
+        if found is None or _is_alive(*found) or location_is_silent(run):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         return CheckRunHealthResult(WorkerStatus.NOT_FOUND, f"process {found[0]} has ended")
 

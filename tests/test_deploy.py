@@ -202,6 +202,10 @@ def test_the_override_for_gpus_changes_only_a_service_that_exists(compose: dict[
     assert set(override["services"]) <= set(compose["services"])
 
 
+def _config(name: str) -> dict[str, Any]:
+    return yaml.safe_load((CONFIGS / "dagster" / name).read_text())
+
+
 def test_dagster_accepts_the_configuration_of_the_services(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +215,9 @@ def test_dagster_accepts_the_configuration_of_the_services(
     monkeypatch.setenv("NMOE_POSTGRES_URL", "postgresql+psycopg2://nmoe:x@127.0.0.1:1/nmoe")
     ref = InstanceRef.from_dir(str(tmp_path))
     assert type(ref.run_launcher).__name__ == "LocalRunLauncher"
-    assert type(ref.run_coordinator).__name__ == "QueuedRunCoordinator"
+    queue = ref.run_coordinator
+    assert type(queue).__name__ == "QueuedRunCoordinator"
+    assert queue.inst_data.config_dict == _config("dagster.yaml")["run_coordinator"]["config"]
     assert ref.custom_instance_class_data is None
     log = Path(ref.compute_log_manager.get_captured_local_path(["run"], "out"))
     assert log.is_relative_to(tmp_path)

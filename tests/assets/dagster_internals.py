@@ -7,10 +7,13 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import grpc
 import pytest
 from dagster._core.definitions.asset_checks.asset_check_evaluation import (
     AssetCheckEvaluationPlanned,
@@ -27,6 +30,11 @@ from dagster._core.remote_origin import (
     RemoteRepositoryOrigin,
 )
 from dagster._daemon.monitoring.run_monitoring import monitor_starting_run
+from dagster._grpc.__generated__ import dagster_api_pb2
+from dagster._grpc.__generated__.dagster_api_pb2_grpc import (
+    DagsterApiServicer,
+    add_DagsterApiServicer_to_server,
+)
 from dagster._serdes import ConfigurableClassData
 
 __all__ = [
@@ -34,6 +42,7 @@ __all__ = [
     "ConfigurableClassData",
     "InstanceRef",
     "StepMaterializationData",
+    "answering_location",
     "at_work",
     "job_of_file",
     "run_of_another_location",
@@ -64,9 +73,25 @@ def ended_process() -> int:
     return process.pid
 
 
-def run_of_another_location() -> dg.DagsterRun:
+@contextmanager
+def answering_location() -> Iterator[int]:
+    """A server that answers as a code location does, and its port."""
+
+    class Location(DagsterApiServicer):
+        def Ping(self, request: Any, context: Any) -> Any:
+            return dagster_api_pb2.PingReply(echo=request.echo)
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_DagsterApiServicer_to_server(Location(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(None).wait()
+
+
+def run_of_another_location(port: int = 1) -> dg.DagsterRun:
     """A run that a code location started."""
-    location = GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="another")
+    location = GrpcServerCodeLocationOrigin(host="localhost", port=port, location_name="another")
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "__repository__"), "theirs")
     return dg.DagsterRun(job_name="theirs", remote_job_origin=origin)
 

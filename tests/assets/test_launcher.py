@@ -14,7 +14,13 @@ from nmoe_assets import launcher
 from nmoe_assets.dagster_private import WorkerStatus
 from nmoe_assets.launcher import LocalRunLauncher
 from nmoe_assets.partitions import range_tags
-from tests.assets.dagster_internals import at_work, ended_process, time_out_start
+from tests.assets.dagster_internals import (
+    answering_location,
+    at_work,
+    ended_process,
+    run_of_another_location,
+    time_out_start,
+)
 from tests.assets.small_project import opened
 
 
@@ -36,6 +42,15 @@ def test_the_daemon_watches_runs_and_starts_lost_ones_again(instance: dg.Dagster
     assert not instance.run_retries_retry_on_asset_or_op_failure
 
 
+def test_a_queued_run_waits_for_a_code_location_that_is_starting(
+    instance: dg.DagsterInstance,
+) -> None:
+    queue = instance.get_concurrency_config().run_queue_config
+    assert queue is not None
+    assert queue.max_user_code_failure_retries * queue.user_code_failure_retry_delay == 300  # s
+    assert queue.max_concurrent_runs == 4, "the limit beside it holds"
+
+
 def test_a_run_lives_as_long_as_the_process_it_named_last(instance: dg.DagsterInstance) -> None:
     ended = ended_process()
     assert _health(instance) == WorkerStatus.RUNNING, "it has named none yet"
@@ -43,6 +58,22 @@ def test_a_run_lives_as_long_as_the_process_it_named_last(instance: dg.DagsterIn
     assert _health(instance, ended, os.getpid()) == WorkerStatus.RUNNING
     assert _health(instance, ended) == WorkerStatus.NOT_FOUND
     assert _health(instance, os.getpid(), ended) == WorkerStatus.NOT_FOUND
+
+
+def test_a_run_that_ended_with_its_code_location_is_lost_only_when_that_answers_again(
+    instance: dg.DagsterInstance,
+) -> None:
+    asked = instance.run_launcher
+    assert isinstance(asked, LocalRunLauncher)
+
+    def status(port: int) -> WorkerStatus:
+        run = instance.add_run(run_of_another_location(port))
+        at_work(instance, run, ended_process())
+        return asked.check_run_worker_health(run).status
+
+    assert status(1) == WorkerStatus.RUNNING, "Dagster could not start it again yet"
+    with answering_location() as port:
+        assert status(port) == WorkerStatus.NOT_FOUND
 
 
 def test_a_process_that_ended_and_was_not_waited_for_is_gone(instance: dg.DagsterInstance) -> None:
