@@ -110,7 +110,9 @@ def _fit(states: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def standardised(states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """States `[N, F]` with mean 0 and, in each dimension, a mean square of 1/F, so that a row has
     a norm of about 1; the mean `[F]`, and what each dimension was divided by."""
-    values = np.asarray(states, np.float64)
+    values = np.array(states, np.float64)
     mean = values.mean(0)
     deviation = np.maximum(values.std(0), _LEAST_DEVIATION) * np.sqrt(values.shape[1])
-    return (values - mean) / deviation, mean, deviation
+    values -= mean  # in place: a copy is as large as all states
+    values /= deviation
+    return values, mean, deviation
