@@ -330,6 +330,7 @@ class _Rows:
             for spans in _cut(file.spans, size):
                 yield from self._rows(file, spans, slice(first, first + len(spans))).to_batches()
                 first += len(spans)
+                file.release()
 
     def _rows(self, file: ShardFile, spans: np.ndarray, documents: slice) -> pa.Table:
         schema = self._attribute.schema

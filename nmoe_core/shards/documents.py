@@ -6,6 +6,7 @@ after prep either work on complete documents or raise an error. Tokens are memor
 does not grow with the shard.
 """
 
+import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,7 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import local_digest
 from nmoe_core.shards.manifest import entry_row, named_files
 
+_CHECKED_AT_ONCE = 4096  # documents; most pages of a shard have the end of one
 _LINE = "one id and one text hash per line"
 
 
@@ -65,6 +67,13 @@ class ShardFile:
     def lengths(self) -> np.ndarray:
         """Tokens of each document, including EOS: int64 `[num_documents]`."""
         return self.spans[:, 1] - self.spans[:, 0]
+
+    def release(self) -> None:
+        """Take the pages of tokens that were read out of this process's memory; they are mapped
+        again when they are read."""
+        mapped = getattr(self.tokens.base, "base", None)
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def shard_files(tree_root: Path, manifest: Manifest) -> list[ShardFile]:
@@ -129,10 +138,11 @@ def open_entry(tree_root: Path, manifest: Manifest, entry: ShardEntry) -> ShardF
         )
     spans = document_spans(manifest, entry)
     rel = npy.relative_to(tree_root).as_posix()
-    _check_eos(rel, tokens, spans, manifest.eos_token_id)
     ids = entry.extra.get("ids_path")
     ids_path = resolve_inside(manifest.path.parent, ids) if isinstance(ids, str) else None
-    return ShardFile(rel.split("/")[0], rel, tokens, spans, ids_path)
+    file = ShardFile(rel.split("/")[0], rel, tokens, spans, ids_path)
+    _check_eos(file, manifest.eos_token_id)
+    return file
 
 
 def document_spans(manifest: Manifest, entry: ShardEntry) -> np.ndarray:
@@ -295,18 +305,21 @@ def _ids_at(path: Path, rows: np.ndarray, num_rows: int) -> list[str]:
         raise _bad_ids(path, repr(error), _LINE) from None
 
 
-def _check_eos(rel: str, tokens: np.ndarray, spans: np.ndarray, eos_token_id: int) -> None:
-    open_ended = np.flatnonzero(tokens[spans[:, 1] - 1] != eos_token_id)
-    if len(open_ended):
-        start, end = spans[open_ended[0]]
-        raise FormatError(
-            "document does not end with the EOS token",
-            where=f"{rel}#s={start}:e={end}",
-            found=int(tokens[end - 1]),
-            expected=eos_token_id,
-            do="run prep for this shard again",
-            code="E-SHARD-EOS",
-        )
+def _check_eos(file: ShardFile, eos_token_id: int) -> None:
+    for first in range(0, len(file.spans), _CHECKED_AT_ONCE):
+        spans = file.spans[first : first + _CHECKED_AT_ONCE]
+        open_ended = np.flatnonzero(file.tokens[spans[:, 1] - 1] != eos_token_id)
+        if len(open_ended):
+            start, end = spans[open_ended[0]]
+            raise FormatError(
+                "document does not end with the EOS token",
+                where=f"{file.rel}#s={start}:e={end}",
+                found=int(file.tokens[end - 1]),
+                expected=eos_token_id,
+                do="run prep for this shard again",
+                code="E-SHARD-EOS",
+            )
+        file.release()
 
 
 def _bad_ids(path: Path, found: str, expected: str) -> FormatError:
