@@ -70,7 +70,7 @@ def _launch(
     backfill = launch_backfill(context.instance, definitions, keys, "pipeline", tags)
     context.log.info(f"backfill {backfill} makes {len(keys)} assets")
     link = {"backfill": dg.MetadataValue.url(f"/runs/b/{backfill}")}
-    context.add_output_metadata({**_why(states), **link})
+    context.add_output_metadata({**link, **_why(states)})
 
 
 def _why(states: Graph) -> dict[str, dg.TableMetadataValue]:
@@ -112,7 +112,7 @@ def _execute_here(
             if not outcome.success:
                 raise _failure(job, outcome)
     facts = whole.read().facts(machine)
-    context.add_output_metadata({**why, **facts, **table(rows, "parts"), **links})
+    context.add_output_metadata({**facts, **table(rows, "parts"), **links, **why})
 
 
 def _failure(job: TaskJob, outcome: dg.ExecuteInProcessResult) -> dg.Failure:
