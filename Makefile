@@ -29,13 +29,18 @@ $(DAGSTER_HOME)/dagster.yaml: configs/dagster/dagster.yaml
 	cp $< $@
 
 # With BACKBONE=smollm2, a real backbone, which the first run downloads; without it, no network.
+# With ROOT=s3://bucket/demo, the run is kept in a bucket.
 ifdef BACKBONE
+ROOT ?= build/demo-$(BACKBONE)
 demo: SETTINGS := $(addprefix --set ,backbone.kind=checkpoint backbone.checkpoint=$(BACKBONE) \
-	backbone.moe_backend=int8 compute.workers=2 root=build/demo-$(BACKBONE))
+	backbone.moe_backend=int8 compute.workers=2)
+endif
+ifdef ROOT
+demo: SETTINGS += --set root=$(ROOT)
 endif
 demo: setup  ## the main job on real text found on this machine
 	$(BIN)/python -m nmoe_core.cli.project.write_docstrings build/demo/input/docstrings.jsonl
-ifdef BACKBONE
+ifdef ROOT
 	$(BIN)/nmoe run --config $(NMOE_CONFIG) $(SETTINGS)
 else
 	$(BIN)/dagster job execute -m nmoe_assets.definitions -j pipeline

@@ -77,6 +77,7 @@ class NmoeError(Exception):
         code: str | None = None,
     ) -> None:
         self.code = code or type(self).code
+        where = getattr(where, "url", where)  # of a path in a bucket
         parts = [what if where is None else f"{where}: {what}"]
         values = (("found", found), ("expected", expected))
         parts.append(", ".join(f"{name} {value}" for name, value in values if value is not None))

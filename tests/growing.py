@@ -31,7 +31,6 @@ from nmoe_core.attributes.signals import signals
 from nmoe_core.audit.takedown.items import read_items
 from nmoe_core.base import jsonl
 from nmoe_core.base.docid import parse_doc_id
-from nmoe_core.base.redact import Redactor
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli.output import in_line, print_table
 from nmoe_core.config.quality import HttpOracleTable
@@ -52,6 +51,7 @@ from nmoe_core.sources.spec import parse_split
 from nmoe_core.text.long_text import safe_pieces
 from nmoe_core.text.normalise import normalize_batch, normalize_text
 from nmoe_core.text.paragraphs import split_text
+from nmoe_core.text.redact import Redactor
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.growth import processor_s
 
@@ -221,7 +221,7 @@ READERS: dict[str, Reader] = {
     "loader.tables.read_yaml": _of_file(read_yaml, "a.yaml"),
     "loader.format.read_json_object": _of_file(read_json_object, "a.json"),
     "loader.format.load_manifest": _of_file(load_manifest, "manifest.json"),
-    "base.redact": Redactor("k" * 40).clean,
+    "text.redact": Redactor("k" * 40).clean,
     "base.jsonl.parse_json": _quiet(
         lambda text: jsonl.parse_json(text.encode("utf-8", "surrogatepass"), replace=True)
     ),

@@ -8,6 +8,7 @@ import argparse
 import os
 import posixpath
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,23 @@ def local_path(
             code="E-PATH-URL",
         )
     return Path(path)
+
+
+def as_path(value: str | os.PathLike[str]) -> Path:
+    """A path of the same class: `Path` itself would turn a path with its own way of opening files
+    into a plain one."""
+    return value if isinstance(value, Path) else Path(value)
+
+
+def normal(path: Path) -> Path:
+    """The absolute path without `..`, of the same class."""
+    return type(path)(os.path.abspath(str(path)))
+
+
+def common_parent(paths: Iterable[Path]) -> Path:
+    """The innermost directory that contains all paths, of the class of the first."""
+    first, *rest = paths
+    return type(first)(os.path.commonpath([str(first), *map(str, rest)]))
 
 
 class PathParser(argparse.ArgumentParser):

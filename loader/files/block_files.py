@@ -24,7 +24,8 @@ from loader.files.block_cache import BlockCache
 from loader.files.blocks import BLOCKS_NAME, check_count, read_blocks
 from loader.files.format import Manifest
 from loader.files.regular import open_file
-from loader.files.store import check_not_forked, read_bytes
+from loader.files.stores.clients import check_not_forked
+from loader.files.stores.objects import read_bytes
 from loader.files.tokens import TokenFiles, is_mapped, unmap
 
 _REQUESTS = 16

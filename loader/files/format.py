@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from loader.errors import FormatError
+from loader.files.addresses import as_path
 from loader.files.checksummed_json import check_seal
 from loader.files.nested import json_value
 from loader.files.regular import open_file, read_file
@@ -115,7 +116,7 @@ def load_manifest(path: str | Path) -> Manifest:
     missing (E-MANIFEST-MISSING); if its JSON is invalid, a field is missing or of the wrong type,
     or a total is not the sum of the shards (E-MANIFEST-FORMAT); if its `content_hash` is missing or
     does not match (E-MANIFEST-HASH); and if a path leaves the directory (E-PATH-ESCAPE)."""
-    path = Path(path)
+    path = as_path(path)
     value = read_json_object(path)
     # Our prep writes a hash into every manifest; other tools write none.
     is_ours = "pipeline_version" in value or "fingerprints" in value

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from loader.errors import FormatError
+from loader.files.addresses import as_path
 from loader.files.bus_errors import report_bus_errors
 from loader.files.regular import open_file, regular
 
@@ -121,7 +122,7 @@ def unreadable(path: Path, error: OSError, code: str) -> FormatError | OSError:
 
 def open_shard(path: str | Path, dtype: str | None = None) -> np.ndarray:
     """Map a shard read-only: uint32 or uint16 `[num_tokens]`. Raises as `read_npy_header`."""
-    path = Path(path)
+    path = as_path(path)
     num_tokens, offset, integers = read_npy_header(path, dtype)
     if num_tokens == 0:
         return np.empty(0, integers)
@@ -137,7 +138,7 @@ class IndexReader:
     missing (E-INDEX-MISSING), or magic, version, size or boundaries are wrong (E-INDEX-FORMAT)."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_path(path)
         try:
             size_bytes = self.path.stat().st_size
             with open_file(self.path) as file:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from loader.errors import ConfigError, PlanError
+from loader.files.addresses import normal
 from loader.files.format import Manifest, resolve_inside
 from loader.files.spans import DocumentIndex
 from loader.order.packing import PackedRows
@@ -86,7 +87,7 @@ def build_plan(
         stages=_plan_stages(stages, data, train, settings),
         valid=tuple(source_data(n, root, path, held_out[n]) for n, path in valid.items()),
         format=PLAN_FORMATS[-1],
-        base=Path(os.path.abspath(root)),
+        base=normal(root),
     )
     preflight.check_plan(plan)
     if passes and plan.packing != "concat":  # otherwise `check_plan` has counted the windows

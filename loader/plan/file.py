@@ -3,14 +3,13 @@
 A plan with too little data is refused when it is built or loaded, not during training.
 """
 
-import os
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, get_type_hints
 
 from loader.errors import FormatError, PlanError
-from loader.files.addresses import is_url
+from loader.files.addresses import as_path, is_url, normal
 from loader.files.format import read_json_object
 from loader.plan import check as preflight
 from loader.plan.records import (
@@ -38,7 +37,7 @@ def load_plan(path: str | Path) -> LoaderPlan:
     data changed (E-PLAN-DATA) or do not suffice (E-PLAN-SHORT); and FormatError if a manifest is
     missing or not valid, or a path leaves the root.
     """
-    path = Path(path)
+    path = as_path(path)
     try:
         value = read_json_object(path, _MAX_BYTES)
     except FormatError as error:
@@ -102,7 +101,7 @@ class PlanFile:
             consumed=self._records(Consumed, value.get("consumed", []), "consumed"),
             masked=self._records(MaskedTokens, value.get("masked", []), "masked"),
             twins=self._records(TwinData, value.get("twins", []), "twins"),
-            base=Path(os.path.abspath(self.directory / root)),
+            base=normal(self.directory / root),
         )
 
     def _records(self, kind: type[T], value: Any, place: str) -> tuple[T, ...]:

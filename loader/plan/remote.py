@@ -34,7 +34,8 @@ from loader.files.format import (
 from loader.files.locks import locked
 from loader.files.nested import json_value
 from loader.files.regular import read_file
-from loader.files.store import STORE_CODE, copy, read_bytes
+from loader.files.stores.clients import STORE_CODE
+from loader.files.stores.objects import copy, read_bytes
 from loader.plan.check import check_data
 from loader.plan.file import PlanFile, malformed
 from loader.plan.records import SourceData

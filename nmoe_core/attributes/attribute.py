@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from loader.files.format import Manifest, load_manifest
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir, replacing, write_bytes, write_json
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary, sha256_json
 from nmoe_core.base.progress import Meter
@@ -131,7 +132,7 @@ def made(path: Path, **facts: int) -> Result:
     different inputs do not count as a change."""
     footer = read_footer(path)
     found = {"documents": footer.num_rows, "bytes": path.stat().st_size, **facts}
-    return Result(footer.digest, {**found, "path": str(path)})
+    return Result(footer.digest, {**found, "path": shown(path)})
 
 
 def replace_rows(

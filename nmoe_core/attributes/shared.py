@@ -14,6 +14,7 @@ import pyarrow as pa
 from loader.files.format import load_manifest
 from nmoe_core.attributes.attribute import replace_rows
 from nmoe_core.base.atomic import replacing, write_json
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.fingerprint import (
     Fingerprints,
     is_current,
@@ -129,7 +130,7 @@ def write_changed(
         digest = read_summary(summary)["digest"]
     documents = sum(read_footer(path).num_rows for path in paths)
     counts = {"documents": documents, "shards": len(paths), "shards_written": written}
-    return Result(digest, {**counts, "changed": written > 0, "path": str(summary)})
+    return Result(digest, {**counts, "changed": written > 0, "path": shown(summary)})
 
 
 def _before(

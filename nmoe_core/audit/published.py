@@ -4,11 +4,11 @@ run."""
 import os
 from pathlib import Path
 
-from loader.files import store
 from loader.files.addresses import address, is_url, join, parent
 from loader.files.format import MANIFEST_NAME, check_digest, load_manifest, resolve_inside
 from loader.files.locks import locked
 from loader.files.nested import json_value
+from loader.files.stores import objects
 from loader.plan.file import PlanFile
 from loader.plan.records import LoaderPlan
 from loader.plan.remote import fetch_plan
@@ -42,7 +42,7 @@ def explain_step_of(plan: str, cache_dir: str | None, step: int, row: int | None
 
 def _plan_at(url: str) -> LoaderPlan:
     try:
-        value = json_value(store.read_bytes(url) or b"null")
+        value = json_value(objects.read_bytes(url) or b"null")
     except ValueError:
         value = None
     return PlanFile(value, url).plan()
@@ -55,7 +55,7 @@ def _fetch(directory: str, local: Path, checksum: str | None) -> None:
             return
         url = join(directory, local.name)
         part = local.with_name(f"{local.name}.part")
-        if not store.copy(url, part):
+        if not objects.copy(url, part):
             do = "publish the run again"
             raise FormatError("file is missing", where=url, do=do, code="E-SHARD-MISSING")
         if checksum is not None:

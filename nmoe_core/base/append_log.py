@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from nmoe_core.base.atomic import failpoint, named_errors
+from nmoe_core.base.bucket.draft import Draft
+from nmoe_core.base.bucket.paths import bucket_of
 from nmoe_core.base.errors import LockedError
 
 _READ_BYTES = 4 * 2**20
@@ -47,6 +49,7 @@ class AppendLog:
         self.path = path
         self.size = 0
         self._hash = hashlib.sha256()
+        self._draft = None if bucket_of(path) is None else Draft(path)
         self._file = open(path, "a+b")  # noqa: SIM115 (closed by `close`)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,6 +96,8 @@ class AppendLog:
     def cut(self) -> None:
         """Truncate the file to the first `size` bytes."""
         self._file.truncate(self.size)
+        if self._draft is not None:
+            self._draft.cut(self.size)
 
     def clear(self) -> None:
         """Start over with an empty file."""
@@ -112,6 +117,8 @@ class AppendLog:
         self._hash.update(payload)
         if durable:
             self.sync()
+        if self._draft is not None:
+            self._draft.send_if_due(self.size)
         return offset
 
     def sync(self) -> None:
@@ -120,7 +127,12 @@ class AppendLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Close the file; in a bucket, also commit it."""
+        if self._file.closed:
+            return
         self._file.close()
+        if self._draft is not None:
+            self._draft.commit()
 
     def __enter__(self) -> AppendLog:
         return self

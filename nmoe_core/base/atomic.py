@@ -26,9 +26,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
+from nmoe_core.base.bucket.paths import TMP_MARK, bucket_of, local_path
 from nmoe_core.base.errors import LockedError
 
-TMP_MARK = ".tmp."
 LOCK_NAME = ".lock"
 LOCKS_NAME = ".locks"
 _MAX_ABSENT = 1000
@@ -70,7 +70,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             failpoint("fsync")
             os.fsync(file.fileno())
         failpoint("rename")
-        os.replace(tmp, path)
+        os.replace(str(tmp), str(path))  # text: a path of a bucket would fetch the earlier file
     except BaseException:
         tmp.unlink(missing_ok=True)
         raise
@@ -136,7 +136,8 @@ def replace_dir(staged: Path, final: Path) -> None:
     if old.exists():
         shutil.rmtree(old)
     final.parent.mkdir(parents=True, exist_ok=True)
-    if final.exists():
+    _tell_replaced(final)
+    if os.path.lexists(str(final)):
         os.replace(final, old)
     failpoint("rename")
     os.replace(staged, final)
@@ -158,22 +159,52 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
         if code in _CANNOT_EXCHANGE:
             return False
         raise OSError(code, os.strerror(code), str(final))
+    _tell_replaced(final)
     fsync_dir(final.parent)
     return True
 
 
+def remove_dir(path: Path) -> None:
+    """Remove a directory of an output with all its files."""
+    _tell_replaced(path)
+    if os.path.lexists(str(path)):
+        shutil.rmtree(str(path))
+
+
+def _tell_replaced(directory: Path) -> None:
+    """Tell the bucket of a directory, if any, that its earlier files are gone."""
+    if (found := bucket_of(directory)) is not None:
+        found[0].replaced(found[1])
+
+
 @contextmanager
-def output_lock(directory: Path) -> Iterator[None]:
-    """Lock `directory` for this process and delete the leftovers of a killed writer in it.
+def _committed(*outputs: Path) -> Iterator[None]:
+    """Hold the lease of outputs in a bucket, and commit them when the block ends without an error.
+    Other outputs are committed by their renames."""
+    places = [found for found in map(bucket_of, outputs) if found is not None]
+    if not places:
+        yield
+        return
+    with places[0][0].writing(*(inside for _, inside in places)):
+        yield
+
+
+@contextmanager
+def output_lock(directory: Path, *outputs: Path) -> Iterator[None]:
+    """Lock `directory` for this process and delete the leftovers of a killed writer in it. In a
+    bucket, `outputs`, by default the directory, are committed when the block ends without an error.
 
     The lock is on the file `.lock`, which is removed at the end; the kernel frees the lock when the
-    process that holds it ends. Raises LockedError if another process holds the lock (E-LOCKED).
+    process that holds it ends. Raises LockedError if another process holds the lock (E-LOCKED),
+    and for a bucket also the errors of `Bucket.writing`.
     """
     path = directory / LOCK_NAME
+    outputs = outputs or (directory, directory.with_name(f".{directory.name}.versions"))
     with _locked(path) as file:
         remove_leftovers(directory)
         try:
-            yield
+            with _committed(*outputs):
+                yield
         finally:
             # If the file was removed while it was locked, a waiting process has created a new one.
             if _is_at(path, file):
@@ -187,7 +218,7 @@ def clear_left(directory: Path, *names: str) -> None:
     would delete them. If another process is writing, or the directory is read-only, all files
     stay."""
     left = [directory / name for name in (LOCK_NAME, *names)]
-    if any(path.exists() for path in left) or any(directory.rglob(f"*{TMP_MARK}*")):
+    if any(path.exists() for path in left) or any(local_path(directory).rglob(f"*{TMP_MARK}*")):
         with suppress(LockedError, OSError), output_lock(directory):
             for path in left[1:]:
                 path.unlink(missing_ok=True)
@@ -254,6 +285,7 @@ def remove_leftovers(directory: Path) -> None:
     inner output with its own lock are not deleted: the inner output's writer is running, or its
     next writer deletes them.
     """
+    directory = local_path(directory)
     for path in directory.rglob(f"*{TMP_MARK}*"):
         if _LEFTOVER.fullmatch(path.name) and not _has_own_lock(directory, path):
             _remove(path)
@@ -282,9 +314,9 @@ def replacing(path: Path, *beside: Path) -> Iterator[None]:
     of the files `beside`, which the holder of this lock writes too. Raises the errors of
     `output_lock`. The parent directory itself is not locked, since this would delete the temporary
     files of all its children."""
-    with output_lock(path.parent / LOCKS_NAME / path.name):
+    with output_lock(path.parent / LOCKS_NAME / path.name, path, *beside):
         for one in (path, *beside):
             for name in (one.name, f".{one.name}"):
-                for left in one.parent.glob(f"{glob.escape(name)}{TMP_MARK}*"):
+                for left in local_path(one.parent).glob(f"{glob.escape(name)}{TMP_MARK}*"):
                     _remove(left)
         yield

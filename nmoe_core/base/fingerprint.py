@@ -19,6 +19,7 @@ from loader.files.format import read_json_object
 from loader.files.nested import json_value
 from loader.files.regular import open_file, read_file
 from nmoe_core.base.atomic import write_json
+from nmoe_core.base.bucket.paths import listed_digest
 
 Fingerprints = dict[str, str]
 _READ_BYTES = 4 * 2**20
@@ -33,7 +34,13 @@ def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str
 
 
 def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes.
+    """Hex SHA-256 of a file. The digest of a file in a bucket is taken from its list."""
+    listed = listed_digest(path)
+    return sha256_of_bytes(path) if listed is None else listed
+
+
+def sha256_of_bytes(path: Path) -> str:
+    """Hex SHA-256 of a file, always of its bytes.
 
     The file is read in large pieces, so that a hashing thread seldom waits for the GIL.
     """
@@ -144,6 +151,8 @@ def local_digest(path: Path) -> str:
     """SHA-256 of a local file. It is hashed again only if its path, device, inode, size or times
     have changed, or if it was changed in the last two seconds. Programs cannot set `ctime`, so a
     file that a program rewrites in place with the old times is hashed again too."""
+    if (listed := listed_digest(path)) is not None:
+        return listed
     return while_unchanged(path, sha256_file, _known)
 
 

@@ -44,7 +44,7 @@ _GROUPS = {
     "curate: select, order and remove documents": ("curate", "ablate", "takedown"),
     "change: edit the plan of a run in progress": ("remix", "bisect", "twin"),
     "look: preview, report, search": ("plan", "report", "explain", "seen", "info", "inspect"),
-    "check and serve: files for trainers": ("verify", "publish", "export", "generate"),
+    "check and serve: files for trainers": ("verify", "publish", "gc", "export", "generate"),
 }
 
 

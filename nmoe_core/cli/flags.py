@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from loader.files.addresses import is_url, path_argument
 from loader.plan.tables import PROJECT_FILE as PROJECT_FILE
-from nmoe_core.base.errors import ConfigError
+from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.config.cache import checkpoint_dir
 from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
@@ -99,6 +100,21 @@ def run_of(
     given = {root: getattr(arguments, name) for name, root in arguments.roots.items()}
     roots = {root: path for root, path in given.items() if path is not None}
     return Run(config, settings, roots)
+
+
+def path_or_url(text: str) -> Path:
+    """The path in an argument: on this machine, or in the bucket of a run. Raises
+    ArgumentTypeError for another URL."""
+    if is_url(text):
+        from nmoe_core.base.bucket.bucket import path_at
+
+        try:
+            found = path_at(text)
+        except NmoeError as error:
+            raise argparse.ArgumentTypeError(error.line()) from None
+        if found is not None:
+            return found
+    return path_argument(text)
 
 
 def apply_default_config(arguments: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.result import Result
 from nmoe_core.base.strict import validate
-from nmoe_core.cli.flags import add_keys, add_run_flags, run_of
+from nmoe_core.cli.flags import add_keys, add_run_flags, path_or_url, run_of
 from nmoe_core.cli.output import (
     add_verb,
     duration,
@@ -88,7 +88,7 @@ def _register_versions(verbs: Any) -> None:
     restored = add_verb(parts, "restore", restore, "make an earlier version current", print_rows)
     removed = add_verb(parts, "remove", remove, "remove all earlier versions", print_rows)
     for verb in (listed, compared, restored, removed):
-        verb.add_argument("split", type=Path, help="directory that contains manifest.json")
+        verb.add_argument("split", type=path_or_url, help="directory that contains manifest.json")
     compared.add_argument("old", metavar="VERSION", help="id of a version, or its first characters")
     compared.add_argument("new", metavar="WITH", nargs="?", help="default: the current version")
     restored.add_argument(

@@ -11,7 +11,7 @@ from loader.errors import without_credentials
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import DEFAULT_EOS_TOKEN_ID, DEFAULT_VOCAB_SIZE
-from nmoe_core.cli.flags import number
+from nmoe_core.cli.flags import number, path_or_url
 from nmoe_core.cli.output import add_verb, print_json, print_rows, print_table
 from nmoe_core.shards.export.plan import MIXTURE_NAME
 from nmoe_core.shards.export.run import SUMMARY_NAME, damaged_files
@@ -61,7 +61,7 @@ def register(verbs: Any) -> None:
 
     inspect = add_verb(verbs, "inspect", run_inspect, "look for tokenization defects in shards")
     where = inspect.add_mutually_exclusive_group(required=True)
-    where.add_argument("--manifest", type=Path)
+    where.add_argument("--manifest", type=path_or_url)
     where.add_argument("--data-dir", type=Path)
     inspect.add_argument(
         "--eos-token-id", type=int, help=f"with --data-dir (default {DEFAULT_EOS_TOKEN_ID})"
@@ -91,7 +91,7 @@ def register(verbs: Any) -> None:
         form = add_verb(forms, name, run_export, text, _show_export)
         form.set_defaults(seq_len=None, tokenizer=None)
         text = "manifest of a split or of a shard, or a loader plan"
-        form.add_argument("manifest", type=Path, metavar="MANIFEST|PLAN", help=text)
+        form.add_argument("manifest", type=path_or_url, metavar="MANIFEST|PLAN", help=text)
         form.add_argument("--output", type=Path, required=True, metavar="DIR")
         if name == "mds":
             text = "write windows of N tokens as samples (default: documents)"

@@ -1,11 +1,12 @@
-"""`nmoe publish` and `nmoe explain --plan`: publish to an object store, and explain a published
-plan."""
+"""`nmoe publish`, `nmoe gc` and `nmoe explain --plan`: publish to an object store, remove what a
+run in a bucket does not need, and explain a published plan."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.cli.flags import add_run_flags, run_of
 from nmoe_core.cli.output import add_verb, size
 
 
@@ -20,6 +21,40 @@ def register(verbs: Any) -> None:
     publish.add_argument("url", metavar="URL", help="s3://, gs://, az://, http(s):// or file://")
     publish.add_argument(
         "--dry-run", action="store_true", help="only print which files would be sent"
+    )
+
+    text = "remove what the run's bucket does not need: earlier versions of files"
+    collect = add_verb(verbs, "gc", run_gc, text, _show_collected)
+    collect.description = (
+        "Removes objects that no file of the run has any more, if they are older than a day. "
+        "Without --apply it only counts them. Run it when no task is running."
+    )
+    collect.add_argument("--apply", action="store_true", help="remove them")
+    add_run_flags(collect, is_required=True)
+
+
+def run_gc(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Collect the objects of the run's bucket; return the facts. Raises ConfigError if the root is
+    not a bucket (E-CONFIG-ROOT)."""
+    from nmoe_core.base.bucket.gc import collect
+
+    bucket = run_of(arguments).bucket
+    if bucket is None:
+        raise ConfigError(
+            "the run's root is not a bucket",
+            where="gc",
+            expected='root = "s3://..."',
+            do="nothing: a run on a disk keeps no objects that it does not need",
+            code="E-CONFIG-ROOT",
+        )
+    return collect(bucket, is_dry=not arguments.apply)
+
+
+def _show_collected(facts: dict[str, Any]) -> None:
+    word = "would be removed (--apply removes them)" if facts["is_dry_run"] else "removed"
+    print(
+        f"{facts['root']}: {facts['objects']:,} objects, {size(facts['bytes'])}, {word};"
+        f" {facts['kept_objects']:,} are kept"
     )
 
 

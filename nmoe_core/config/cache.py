@@ -1,19 +1,11 @@
-"""The directory that all projects of a user share: vocabularies and fetched models."""
+"""Models in the directory that all projects of a user share."""
 
-import os
 from pathlib import Path
 
-from loader.files.addresses import local_path
+from nmoe_core.base.cache import cache_dir
 
 FETCHED = ("smollm2",)
 """Models that `nmoe fetch` gets by a name of its own."""
-
-
-def cache_dir() -> Path:
-    """This project's cache: `NMOE_CACHE_DIR`, else `nmoe` under the user's cache directory."""
-    if named := os.environ.get("NMOE_CACHE_DIR"):
-        return local_path(named, "NMOE_CACHE_DIR")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nmoe"
 
 
 def model_dir(name: str) -> Path:

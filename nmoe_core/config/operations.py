@@ -14,6 +14,17 @@ from nmoe_core.base.strict import StrictModel
 Mode = Literal["off", "follow", "make"]
 
 
+class RunTable(StrictModel):
+    """`[run]`: the local copy of a run whose `root` is a bucket."""
+
+    scratch: str | None = None
+    """Directory for local copies of the run's files; by default `scratch` in the user's cache. The
+    environment variable `NMOE_SCRATCH` replaces it on one machine."""
+    scratch_gib: float = Field(default=0, ge=0)
+    """Limit of the local copies in GiB: the files that were used least recently are deleted, except
+    those of the last ten minutes. 0: no limit."""
+
+
 class ChecksTable(StrictModel):
     """`[checks]`: limits that asset checks enforce, and the effect of a failed check."""
 

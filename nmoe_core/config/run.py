@@ -17,10 +17,13 @@ from typing import Any, ClassVar
 from pydantic import model_validator
 
 from loader.config import is_trainers, settings_of_table, with_sections
+from loader.files.addresses import address, is_url
 from loader.files.nested import MAX_DEPTH
 from loader.plan.packaged import find_config, packaged
 from loader.plan.settings import DEFAULT_TOKENIZER, KEYS, RunSettings
 from loader.plan.tables import project_dir, read_toml
+from nmoe_core.base.bucket.bucket import Bucket, open_bucket
+from nmoe_core.base.bucket.paths import BucketPath
 from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import TokenizerSettings
@@ -28,7 +31,13 @@ from nmoe_core.base.strict import StrictModel, validate
 from nmoe_core.config.attributes import AttributesTable, ContaminationTable, DuplicatesTable
 from nmoe_core.config.cache import checkpoint_dir
 from nmoe_core.config.heads import HeadsTable
-from nmoe_core.config.operations import AutomationTable, ChecksTable, PublishTable, RetentionTable
+from nmoe_core.config.operations import (
+    AutomationTable,
+    ChecksTable,
+    PublishTable,
+    RetentionTable,
+    RunTable,
+)
 from nmoe_core.config.quality import BackboneTable, CalibrationTable, GradingTable, OracleTable
 from nmoe_core.config.renamed import current_name, with_current_names
 from nmoe_core.config.rubric import Rubric, find_rubric
@@ -39,12 +48,17 @@ from nmoe_core.config.tree import Tree
 LOADER_DEFAULTS = {"seq_len": 4096, "batch_size": 8, "tokenizer": DEFAULT_TOKENIZER}
 
 
+# Stores that write an object only if it is unchanged.
+_BUCKETS = ("s3", "gs", "az")
+
+
 class RunConfig(StrictModel):
     """The tables of a run that belong to the platform."""
 
     # The loader's keys, so that an error about an unknown key can suggest them.
     also_known: ClassVar = frozenset((*KEYS, "data"))
 
+    run: RunTable = RunTable()
     prep: PrepTable = PrepTable()
     attributes: AttributesTable = AttributesTable()
     contamination: ContaminationTable = ContaminationTable()
@@ -83,6 +97,7 @@ class Run:
     Attributes:
         config: The platform's tables.
         loader: The loader's settings; their paths are absolute.
+        bucket: The bucket of a root that is a URL; None for a local root.
 
     Raises:
         ConfigError: The file, or a file that it names, is missing; a key is unknown; or a value is
@@ -137,7 +152,40 @@ class Run:
         of_loader = {k: v for k, v in table.items() if k in KEYS or k == "data" or is_trainers(k)}
         own = {key: value for key, value in table.items() if key not in of_loader}
         config = validate(RunConfig, own, where)
+        self.bucket, of_loader = self._with_local_root(config, of_loader, where)
         return config, settings_of_table(LOADER_DEFAULTS | of_loader, where, self.base)
+
+    def _with_local_root(
+        self, config: RunConfig, table: dict[str, Any], where: Path
+    ) -> tuple[Bucket | None, dict[str, Any]]:
+        """The bucket of a root that is a URL, and the loader's keys with a local root."""
+        root = table.get("root")
+        if not isinstance(root, str) or not is_url(root):
+            return None, table
+        scheme, _, rest = address(root).partition("://")
+        if scheme == "file":
+            return None, table | {"root": rest}
+        if scheme not in _BUCKETS:
+            raise ConfigError(
+                "a run cannot be kept in this store",
+                where=where,
+                found=f"root = {root!r}",
+                expected=" or ".join(f"{one}://..." for one in _BUCKETS),
+                code="E-CONFIG-ROOT",
+            )
+        if "data_root" in table:
+            raise ConfigError(
+                "data_root cannot be set if root is a URL",
+                where=where,
+                found=f"data_root = {table['data_root']!r}",
+                do="remove data_root: shards are kept in `data` below root",
+                code="E-CONFIG-ROOT",
+            )
+        scratch = config.run.scratch
+        if scratch is not None and not scratch.startswith("~"):
+            scratch = str(self.base / scratch)
+        bucket = open_bucket(root, scratch, config.run.scratch_gib)
+        return bucket, table | {"root": str(bucket.directory)}
 
     def with_settings(self, settings: Mapping[str, Any]) -> Run:
         """The same run with other values, by dotted key."""
@@ -175,6 +223,8 @@ class Run:
         return value
 
     def _root(self) -> Path:
+        if self.bucket is not None:
+            return BucketPath(self.bucket.directory)
         if self.loader.root is not None or not self.has_file:
             return self.loader.root or self.base
         if self.loader.data_root is None:

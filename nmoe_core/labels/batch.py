@@ -19,7 +19,6 @@ import orjson
 from nmoe_core.base.atomic import atomic_file, output_lock
 from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.jsonl import read_objects
-from nmoe_core.base.redact import HIDDEN
 from nmoe_core.base.result import Result
 from nmoe_core.labels.answers import Ledger, Writer
 from nmoe_core.labels.cost import open_texts
@@ -28,6 +27,7 @@ from nmoe_core.labels.oracle import Oracle, Question, sha256_of
 from nmoe_core.labels.oracles.dialects import headers_of, url_of
 from nmoe_core.labels.oracles.engine import EngineOracle
 from nmoe_core.labels.oracles.http import HttpOracle
+from nmoe_core.text.redact import HIDDEN
 
 FILE_NAME = "batch.jsonl"  # the ledger's file of these answers
 _CUSTOM_ID = re.compile(r"([\w-]{11})([\w-]{43})(\d{1,3})_(\d{1,9})")

@@ -170,7 +170,8 @@ def _combining(slices_dir: Path) -> Iterator[None]:
     with ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(output_lock(slices_dir / LOCKS_NAME / "combined"))
+                paths = [slices_dir / name for name in (*_COMBINED, COMBINED_NAME)]
+                stack.enter_context(output_lock(slices_dir / LOCKS_NAME / "combined", *paths))
                 break
             except LockedError:
                 if time.monotonic() > ends_at:

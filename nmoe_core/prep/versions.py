@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir, output_lock, write_bytes
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.prep.incremental.existing import directory_beside, retire_beside, swap_in
 from nmoe_core.shards.documents import ingest_ids
@@ -41,7 +42,7 @@ class Version(NamedTuple):
             "made": self.manifest.extra.get("created_at"),
             "documents": self.manifest.total_documents,
             "tokens": self.manifest.total_tokens,
-            "path": str(self.manifest.path.parent),
+            "path": shown(self.manifest.path.parent),
         }
 
 

@@ -25,6 +25,7 @@ from loader.files.format import (
 )
 from loader.files.shard import INDEX_HEADER, read_npy_header
 from nmoe_core.base.atomic import write_json
+from nmoe_core.base.bucket.paths import listed_digest
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import Fingerprints, first_difference, sha256_json, while_unchanged
 from nmoe_core.config.tree import shard_dir_name
@@ -223,6 +224,8 @@ def is_shard_whole(manifest: Manifest) -> bool:
 def _is_whole(manifest: Manifest, entry: ShardEntry) -> bool:
     index = manifest.index_path(entry)
     ids = entry.extra.get("ids_path")
+    if (digest := listed_digest(manifest.shard_path(entry))) is not None:
+        return digest == entry.checksum and index.is_file()
     return (
         read_npy_header(manifest.shard_path(entry), manifest.dtype).num_tokens == entry.num_tokens
         and index.is_file()

@@ -16,7 +16,7 @@ import numpy as np
 from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, load_manifest, resolve_inside
 from loader.files.shard import IndexReader, open_shard, read_npy_header
 from nmoe_core.base.errors import FormatError
-from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.base.fingerprint import sha256_of_bytes
 from nmoe_core.shards.documents import ingest_ids
 from nmoe_core.shards.manifest import entry_row, files_beside, named_files, shard_dir_name
 
@@ -167,7 +167,7 @@ def _digests(
         if not isinstance(expected, str) or not isinstance(recorded.get(path_key), str):
             continue
         path = resolve_inside(manifest.path.parent, recorded[path_key])
-        found = sha256_file(path) if path.is_file() else "no file"
+        found = sha256_of_bytes(path) if path.is_file() else "no file"
         if found != expected:
             error = FormatError(
                 "SHA-256 differs from the recorded SHA-256",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loader.files.format import MANIFEST_NAME, read_json_object
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import ExpertChoice
@@ -53,7 +54,7 @@ def make_backbone(run: Run) -> Result:
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "experts": config.num_experts,
-        "path": str(path),
+        "path": shown(path),
     }
     return Result(checkpoint_digest(path), facts)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.compute.api import kept_pools
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.result import Result
@@ -125,7 +126,7 @@ def grade_file(run: Run, file: InputFile, out: Path) -> Result:
     else:
         documents = docid_input(read_slice(file.path), run.tree.data, file.sample, model)
     done = grade_documents(grader, documents, out)
-    return Result(done.digest, done.facts | {"path": str(out / SCORES_NAME)})
+    return Result(done.digest, done.facts | {"path": shown(out / SCORES_NAME)})
 
 
 def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
@@ -141,7 +142,7 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
     else:
         given = labels, predictions, out, Targets(**table.targets)
         done = calibrate_predictions(*given, families_of(run))
-    path = str(run.tree.calibration_summary)
+    path = shown(run.tree.calibration_summary)
     return Result(done.digest, done.facts | {"path": path})
 
 

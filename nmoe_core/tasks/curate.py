@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loader.files.addresses import common_parent
 from loader.files.regular import read_file
 from loader.plan.build import build_plan
 from loader.plan.check import check_steps
 from nmoe_core.audit.plans.remix import with_remixes
 from nmoe_core.base.atomic import replacing, write_bytes
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.fingerprint import Identity, file_identity
 from nmoe_core.base.result import Result
 from nmoe_core.base.settings import expert_fingerprints
@@ -73,7 +74,7 @@ def open_topics(run: Run, sources: Sequence[str], *, refit: bool = False) -> Res
     if refit or not path.is_file():
         return fit_topics(run, sources)
     model = load_topic_model(path)
-    return Result(model.digest, {"topics": len(model.centroids), "path": str(path)})
+    return Result(model.digest, {"topics": len(model.centroids), "path": shown(path)})
 
 
 def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
@@ -142,7 +143,7 @@ def make_plan(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) ->
         "changed": changed,
         **quotas,
         **remixed,
-        "path": str(tree.plan),
+        "path": shown(tree.plan),
     }
     return Result(plan.plan_hash, facts)
 
@@ -158,7 +159,7 @@ def planned_loader(
         {name: tree.curated_manifest(name) for name in sources},
         run.loader,
         # data_root can be outside the run's root.
-        root=Path(os.path.commonpath([tree.root, tree.data])),
+        root=common_parent([tree.root, tree.data]),
         plan_id=f"{run.path.stem}:{run.loader.flow_mode}",
         valid={name: tree.manifest(name, "valid") for name in valid_sources},
     )

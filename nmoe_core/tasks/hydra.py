@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from loader.files.format import MANIFEST_NAME, load_manifest
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import local_digest, sha256_file
 from nmoe_core.base.result import Result
@@ -110,7 +111,7 @@ def plan_labels(run: Run, budget: int, by: Literal["student", "probe"] = "studen
     else:
         rows = next_labels(run, train, head_corpus(run), states_of, budget)
     path = add_planned(run.tree, rows)
-    facts = {"labels": len(train.doc_ids), "planned": len(rows), "path": str(path)}
+    facts = {"labels": len(train.doc_ids), "planned": len(rows), "path": shown(path)}
     counts = Counter(source for _, source in rows)
     return Result(sha256_file(path), facts | {name: counts[name] for name in sorted(counts)})
 
@@ -126,7 +127,7 @@ def merge_split(run: Run, split: str) -> Result:
     if (noise := merge_noise(run.tree, split)) is not None:
         kinds = noise["kinds"].items()
         facts |= {f"oracle_reliability_{kind}": one["reliability"] for kind, one in kinds}
-    return Result(made.digest, facts | {"path": str(run.tree.merged_labels(split))})
+    return Result(made.digest, facts | {"path": shown(run.tree.merged_labels(split))})
 
 
 def train_student(run: Run, labels: LabelFiles = NO_FILES) -> Result:
@@ -164,7 +165,7 @@ def import_head(run: Run, path: Path) -> Result:
 
     sizes = run.config.heads.max_ctx, run.config.heads.judge.num_heads
     made = import_pickle(path, run.tree.heads, load_backbone(run), *sizes)
-    return Result(sha256_file(made), {"path": str(made)})
+    return Result(sha256_file(made), {"path": shown(made)})
 
 
 def calibrate_heads(run: Run, labels: LabelFiles = NO_FILES) -> Result:

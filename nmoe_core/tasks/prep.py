@@ -9,6 +9,7 @@ import numpy as np
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from nmoe_core.base.atomic import replacing
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import keep_digests, recall_digests, sha256_json
 from nmoe_core.base.result import Result
@@ -56,7 +57,7 @@ def make_shards(run: Run, source: SourcePlan, split: str, buckets: Iterable[int]
             "documents": manifest.total_documents,
             "tokens": manifest.total_tokens,
             "files": manifest.num_shards,
-            "path": str(manifest.path.parent),
+            "path": shown(manifest.path.parent),
         }
         shards[bucket] = Result(documents_digest(manifest), facts)
     facts = {
@@ -81,7 +82,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str) -> Result:
         **left_out(split_dir, manifest.total_documents),
         "shard_files": manifest.num_shards,
         "changed": changed,
-        "path": str(manifest.path),
+        "path": shown(manifest.path),
     }
     # Only the plan reads the manifest of the valid split, and it records the digest of the file.
     digest = manifest.content_digest() if split == "valid" else documents_digest(manifest)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_bytes
+from nmoe_core.base.cache import cache_dir
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.settings import TokenizerSettings
-from nmoe_core.config.cache import cache_dir
 from nmoe_core.text.vocabulary import CARRIED, ensure_vocabulary
 
 if TYPE_CHECKING:

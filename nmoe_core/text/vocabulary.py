@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_bytes, write_json
+from nmoe_core.base.cache import cache_dir
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import read_sealed, seal_summary
-from nmoe_core.config.cache import cache_dir
 
 CACHE_VARIABLE = "TIKTOKEN_CACHE_DIR"
 _LOG = logging.getLogger(__name__)

@@ -89,7 +89,7 @@ _BY_WRITER = {
         "loader.files.block_cache:BlockCache._put",
     ),
     "mirror": (
-        "loader.files.store:copy",
+        "loader.files.stores.store:copy",
         "loader.plan.remote:_fetch_file",
         "loader.files.locks:locked",
         "loader.plan.remote:_write",
@@ -251,6 +251,21 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_second_fetch_copies_only_damaged_or_missing_files": (
         "loader.files.block_cache:BlockCache.is_whole",
     ),
+    "test_a_task_killed_at_any_write_loses_and_mixes_nothing": (
+        "nmoe_core.base.bucket.bucket:Bucket._begin",
+        "nmoe_core.base.bucket.bucket:Bucket._fetch",
+        "nmoe_core.base.bucket.bucket:Bucket.replaced",
+        "nmoe_core.base.bucket.paths:BucketPath.unlink",
+        "nmoe_core.base.bucket.writers:Writers.writing",
+    ),
+    "test_a_writer_that_fails_changes_nothing_and_the_next_one_gets_its_files": (
+        "nmoe_core.base.bucket.bucket:Bucket._set_aside",
+        "nmoe_core.base.bucket.bucket:Bucket.remove",
+        "nmoe_core.base.bucket.writers:_covers",
+    ),
+    "test_copies_stay_below_their_limit_and_used_ones_stay": (
+        "nmoe_core.base.bucket.local:LocalFiles.make_room",
+    ),
 }
 """What a test of one place tries."""
 UNTRIED: dict[str, tuple[str, ...]] = {
@@ -261,7 +276,7 @@ UNTRIED: dict[str, tuple[str, ...]] = {
         "nmoe_core.tasks.report.curate_pictures:topic_pictures",
     ),
     "files in a directory of one process, or a cache that is checked when it is read": (
-        "loader.files.store:copy_start",
+        "loader.files.stores.store:copy_start",
         "nmoe_core.shards.publish.read:Opened._at_hand",
         "nmoe_core.audit.published:_fetch",
         "nmoe_core.shards.publish.read:opened",

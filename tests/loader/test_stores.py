@@ -21,8 +21,8 @@ from loader import resolve_plan
 from loader.__main__ import main
 from loader.config import read_config
 from loader.files.addresses import address, is_url, join, parent
-from loader.files.aws_profile import profile_options
-from loader.files.store import read_bytes
+from loader.files.stores.aws_profile import profile_options
+from loader.files.stores.store import read_bytes
 from loader.plan import remote
 from loader.plan.remote import fetch_plan
 from tests.loader.shared import in_a_fork, open_loader
@@ -360,7 +360,7 @@ def endless(bucket: Path, ending: str) -> type[Quiet]:
 
 def test_a_whole_file_is_read_into_memory_up_to_a_limit(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr("loader.files.store.MAX_BYTES", 3999)
+    monkeypatch.setattr("loader.files.stores.store.MAX_BYTES", 3999)
     with serving(type("Handler", (Boasting,), {"length": 4000})) as (host, _):
         line = the_line(f"http://{host}/plan.json", tmp_path, capsys)
     assert "E-STORE" in line
@@ -387,7 +387,7 @@ def test_a_full_or_broken_disk_of_this_machine_is_one_line(
     def failing(*_: object) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("loader.files.store.os.fsync", failing)
+    monkeypatch.setattr("loader.files.stores.store.os.fsync", failing)
     line = the_line(f"file://{bucket}/plans/plan.json", tmp_path, capsys)
     assert "E-STORE" not in line  # the store is not to blame
     assert os.strerror(code) in line

@@ -18,6 +18,7 @@ from loader.files.regular import regular
 from nmoe_core.audit.seen import SEEN_CODE
 from nmoe_core.audit.seen.suffixes import parts, suffix_array
 from nmoe_core.base.atomic import atomic_file, output_lock, write_json
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -91,7 +92,7 @@ def index_shard(shard: ShardPaths, part_tokens: int) -> Result:
         "bytes": sum(4 * entry.num_tokens for entry in manifest.shards),
         "files_sorted": made,
         "changed": changed,
-        "path": str(shard.seen_index),
+        "path": shown(shard.seen_index),
     }
     return Result(sha256_json(summary), facts)
 

@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, TypeVar
 
+from loader.files.stores import clients
 from loader.rows.children import safe_children
 from nmoe_core.base.compute import logs as worker_logs
 from nmoe_core.base.compute.slots import Parcel, Slots
@@ -148,6 +149,7 @@ def _map(
 
 def _context() -> multiprocessing.context.BaseContext:
     is_single = threading.active_count() == 1 and "torch" not in sys.modules
+    is_single = is_single and not clients.is_used()  # a store's client has threads of its own
     return multiprocessing.get_context("fork" if is_single and sys.platform == "linux" else "spawn")
 
 

@@ -51,6 +51,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe export mds data/web/train/manifest.json --output mds/web --seq-len 4096",
     ),
     "nmoe publish": ("nmoe publish out/mixture/loader_plan.json s3://bucket/run --dry-run",),
+    "nmoe gc": ("nmoe gc", "nmoe gc --apply"),
     "nmoe attributes": ("nmoe attributes --only signals language",),
     "nmoe embed": (
         "nmoe embed --source web",

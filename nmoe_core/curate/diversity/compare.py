@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from nmoe_core.base.arrays import map_npy
 from nmoe_core.base.errors import CurationError
+from nmoe_core.curate.arrays import map_npy
 from nmoe_core.curate.topics.clusters import fit_pca, project
 from nmoe_core.curate.topics.model import fit_centroids, nearest_topics
 

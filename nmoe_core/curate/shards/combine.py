@@ -9,6 +9,7 @@ from typing import Any
 
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import replacing, write_json
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary, seal_summary
 from nmoe_core.base.result import Result
@@ -63,7 +64,7 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
         "orders_taken": ", ".join(f"{name} ({count})" for name, count in plans["orders"].items()),
         "misaligned_shards": plans["num_misaligned"],
         "changed": changed,
-        "path": str(path),
+        "path": shown(path),
         **composition(diversity, settings.packing),
     }
     if settings.resume_from_token is not None:

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import Manifest
-from nmoe_core.base.arrays import map_npy
 from nmoe_core.base.atomic import replacing, write_bytes, write_jsonl
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.jsonl import read_objects
 from nmoe_core.config.tree import ShardPaths, Tree
+from nmoe_core.curate.arrays import map_npy
 from nmoe_core.curate.takedown.grams import GRAMS, grams_of
 from nmoe_core.curate.takedown.letters import letter_grams
 from nmoe_core.shards.documents import ingest_ids

@@ -15,6 +15,7 @@ import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import atomic_file, fsync_dir, output_lock, replacing, write_json
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -124,7 +125,7 @@ def fit_topic_model(
         "largest_topic": max(counts),
         **model.choice,
         "changed": changed,
-        "path": str(path),
+        "path": shown(path),
     }
     return Result(model.digest, facts)
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from nmoe_core.base.errors import ConfigError, LabelError
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.base.redact import Redactor
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.labels.oracle import (
     RETRY_TEMPERATURE,
@@ -38,6 +37,7 @@ from nmoe_core.labels.oracles.replies import Flow, ServerReply, backoff_s, class
 from nmoe_core.labels.oracles.requests import MAX_FAILED_IN_A_ROW, Outcome, Requests, Result
 from nmoe_core.labels.oracles.spent import refuses_format
 from nmoe_core.labels.scores import Scale
+from nmoe_core.text.redact import Redactor
 
 if TYPE_CHECKING:
     from nmoe_core.config.quality import HttpOracleTable

@@ -14,6 +14,7 @@ from typing import Any
 from loader.files.checksummed_json import sealed
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.atomic import clear_left, failpoint, fsync_dir, write_json
+from nmoe_core.base.bucket.draft import keep_draft, restore
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -129,6 +130,7 @@ class PartialRows:
     def resume(self, tally: Tally) -> int:
         """Truncate the file to the rows that the note covers, count these rows in `tally`, and
         return their number."""
+        restore(self._note)
         note = read_sealed(self._note) or {}
         num_rows = 0
         is_of_these = note.get("fingerprints") == self._fingerprints
@@ -149,6 +151,7 @@ class PartialRows:
     def _write_note(self) -> None:
         made = {"bytes": self._log.size, "sha256": self._log.sha256}
         write_json(self._note, sealed({"fingerprints": self._fingerprints, **made}))
+        keep_draft(self._note)
 
     def commit(self, facts: Mapping[str, Any]) -> Graded:
         """Replace `quality_scores.jsonl` by the rows, then write the summary with these facts."""

@@ -22,6 +22,7 @@ from loader.files.checksummed_json import check_seal, sealed
 from loader.files.nested import json_value
 from loader.files.regular import open_file, read_file, regular
 from nmoe_core.base.atomic import TMP_MARK, replacing, write_bytes
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints, sha256_file, sha256_json
 from nmoe_core.base.result import Result
@@ -226,7 +227,7 @@ def result_of(path: Path, header: Header, **more: int) -> Result:
         **{key: value for key, value in metrics.items() if isinstance(value, int | float)},
         "labels": header["training"]["num_documents"],
         **more,
-        "path": str(path),
+        "path": shown(path),
     }
     return Result(sha256_file(path), facts)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from loader.files import store
 from loader.files.addresses import address, is_url, join, parent
 from loader.files.format import (
     MANIFEST_NAME,
@@ -25,6 +24,7 @@ from loader.files.format import (
     resolve_inside,
 )
 from loader.files.nested import json_value
+from loader.files.stores import objects
 from loader.plan.file import PlanFile, load_plan
 from loader.plan.records import PLAN_FORMATS, LoaderPlan
 from loader.plan.remote import uncommitted
@@ -76,9 +76,9 @@ class Opened:
         def fetch(path: Path) -> None:
             url = join(str(self.url), path.relative_to(self.root).as_posix())
             if is_whole or path.suffix == ".idx":
-                store.copy(url, path)
+                objects.copy(url, path)
             else:
-                store.copy_start(url, path, _HEAD_BYTES)
+                objects.copy_start(url, path, _HEAD_BYTES)
 
         with ThreadPoolExecutor(_WORKERS) as pool:
             list(pool.map(fetch, paths))
@@ -101,7 +101,7 @@ def opened(where: str) -> Iterator[Opened]:
     with TemporaryDirectory(prefix="nmoe-") as directory:
         root = Path(directory)
         base = parent(url)
-        content = store.read_bytes(url)
+        content = objects.read_bytes(url)
         if content is None:
             raise uncommitted(url)
         try:
@@ -115,7 +115,7 @@ def opened(where: str) -> Iterator[Opened]:
             content = json.dumps(value | {"root": "."}).encode()
             for source in {one.manifest: one for one in (*plan.sources, *plan.valid)}:
                 to = resolve_inside(root, source)
-                if not store.copy(join(base, source), to, MAX_MANIFEST_BYTES):
+                if not objects.copy(join(base, source), to, MAX_MANIFEST_BYTES):
                     raise uncommitted(join(base, source))
         (root / name).write_bytes(content)
         try:

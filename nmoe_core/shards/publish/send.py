@@ -19,12 +19,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from loader.errors import without_credentials
-from loader.files import store
 from loader.files.addresses import address, is_url, join
 from loader.files.checksummed_json import sealed
 from loader.files.format import check_digest
 from loader.files.nested import json_value
 from loader.files.regular import open_file
+from loader.files.stores import store
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.progress import Meter

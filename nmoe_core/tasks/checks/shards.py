@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.format import load_manifest
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
+from nmoe_core.shards.publish.read import opened
 from nmoe_core.shards.verify import Problem, find_leak, verify_manifest
 from nmoe_core.tasks.checks.verdict import (
     Verdict,
@@ -249,9 +251,10 @@ def _integrity(manifests: Iterable[Path]) -> Verdict:
     problems: list[Problem] = []
     documents = 0
     for path in manifests:
-        manifest = load_manifest(path)
-        problems += verify_manifest(manifest, checksums=True, deep=True)
-        documents += manifest.total_documents
+        # shards in a bucket are read there, not from copies on this machine
+        with opened(shown(path)) as data:
+            problems += data.verify(checksums=True, deep=True)
+            documents += sum(manifest.total_documents for manifest in data.manifests)
     return _problems(problems, f"{documents} documents, every token read")
 
 

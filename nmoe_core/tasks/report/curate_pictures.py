@@ -44,7 +44,7 @@ def topic_pictures(
         "seq_len": str(seq_len),
     }
     path = run.tree.topic_terms
-    with replacing(path):
+    with replacing(path, *(directory / name for name in _PICTURES)):
         drawn = read_json_object(path)["pictures"] if is_current(path, made_from) else None
         if drawn is None or not all((directory / name).is_file() for name in drawn):
             pngs, terms = _draw_topics(run, sources, table, model, seq_len)

@@ -16,6 +16,7 @@ from loader.files.regular import open_file, read_file
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS, last_grader
@@ -61,7 +62,7 @@ def run_report(run: Run) -> dict[str, Any]:
     names = [source.name for source in run_sources(run)]
     moved = composition(run, names).items()
     return {
-        "root": str(run.tree.root),
+        "root": shown(run.tree.root),
         "sources": [_source(run, plan, name, passes) for name in names],
         "account": run_account(run, plan),
         "composition": {kind: most_moved(found) for kind, found in moved},
@@ -79,7 +80,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "dropping": calibration.get("dropping"),
         "thresholds": {key: calibration[key] for key in THRESHOLDS if key in calibration},
         "plan": {
-            "path": str(run.tree.plan),
+            "path": shown(run.tree.plan),
             "plan_hash": plan.plan_hash,
             "steps": plan.num_sequences // plan.batch_size,
             "batch_size": plan.batch_size,

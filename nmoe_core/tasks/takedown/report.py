@@ -20,6 +20,7 @@ from nmoe_core.audit.takedown.items import Item, read_items
 from nmoe_core.audit.takedown.places import Place, places
 from nmoe_core.audit.takedown.proof import prove
 from nmoe_core.base.atomic import replacing, write_bytes, write_json
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import seal_summary
 from nmoe_core.config.run import Run
@@ -100,7 +101,7 @@ def apply(run: Run, path: Path, by: str, why: str, *, erase_labels: bool = False
         "added": len(added),
         "erased": erased,
         "recorded": len(read_rows(run.tree)),
-        "record": str(run.tree.takedown),
+        "record": shown(run.tree.takedown),
         "rebuild": _rebuild(run, found),
         **_copies(run, [run.tree.curated, run.tree.data]),
     }
@@ -131,7 +132,7 @@ def verify(
     facts = {key: value for key, value in proof.items() if key != "scanned"}
     unmatched = _of_items(items, found)["unmatched"]
     facts["unmatched"] = [item for item in unmatched if item not in names]
-    return facts | {"raw": raw, "proof": str(run.tree.takedown_proof)}
+    return facts | {"raw": raw, "proof": shown(run.tree.takedown_proof)}
 
 
 def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:

@@ -160,7 +160,7 @@ def test_a_default_given_by_hand_replaces_the_runs_value(config: Path) -> None:
         (f"hydra merge-labels --set {'a.' * 5000}a=1", "[E-CONFIG-KEY].*more than 200 parts"),
         (f"hydra merge-labels --set prep.{'a.' * 150}a=1", "[E-CONFIG-KEY].*unknown key"),
         (f"hydra merge-labels --set attributes.use={'[' * 5000}", "[E-CONFIG].*attributes.use"),
-        ("hydra merge-labels --set root=s3://bucket/tree", "[E-PATH-URL].*root"),
+        ("hydra merge-labels --set root=hdfs://host/tree", "[E-CONFIG-ROOT].*root"),
         ("hydra merge-labels --set prep.workers", "[E-CONFIG].*not key=value"),
         ("hydra grade --text-field body", "--text-field has no effect with"),
         ("hydra grade --input-docids s --source web", "--source has no effect with"),

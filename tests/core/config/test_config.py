@@ -13,16 +13,17 @@ from pydantic import BaseModel
 
 from loader import read_config
 from loader.plan.tables import read_toml
+from nmoe_core.base.bucket.paths import shown
+from nmoe_core.base.cache import cache_dir
 from nmoe_core.base.errors import ConfigError, FormatError
-from nmoe_core.base.redact import Redactor
 from nmoe_core.base.strict import refusing
-from nmoe_core.config.cache import cache_dir
 from nmoe_core.config.rubric import Rubric
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import parse_count
 from nmoe_core.config.tree import Tree
 from nmoe_core.prep.mixture import prep_settings, run_sources, run_stages
 from nmoe_core.sources.open import open_source
+from nmoe_core.text.redact import Redactor
 from tests.project import CONFIGS, REPOSITORY
 from tests.refusals import refused
 
@@ -274,15 +275,41 @@ def test_a_path_outside_of_shards_has_no_shard(tmp_path: Path) -> None:
 URLS = ("s3://bucket/tree", "gs://b", "file:///tmp/x", "simplecache::s3://b/c")
 
 
-@pytest.mark.parametrize("key", ["root", "data_root", "mixture_toml", "backbone.checkpoint"])
+@pytest.mark.parametrize("key", ["data_root", "mixture_toml", "backbone.checkpoint"])
 @pytest.mark.parametrize("url", URLS)
 def test_a_url_in_a_configuration_is_refused_with_its_key(
     tmp_path: Path, key: str, url: str
 ) -> None:
     config = tmp_path / "run.toml"
-    config.write_text('root = "out"\n' * (key != "root") + f'{key} = "{url}"\n')
+    config.write_text(f'root = "out"\n{key} = "{url}"\n')
     with refused("E-PATH-URL", naming=(key, url)):
         Run(config)
+
+
+@pytest.mark.parametrize("url", ["https://host/tree", "simplecache::s3://b/c", "hdfs://host/tree"])
+def test_a_store_that_cannot_keep_a_run_is_refused_as_its_root(tmp_path: Path, url: str) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(f'root = "{url}"\n')
+    with refused("E-CONFIG-ROOT", naming=("root", url)):
+        Run(config)
+
+
+def test_data_apart_from_a_root_in_a_bucket_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('root = "s3://bucket/run"\ndata_root = "data"\n')
+    with refused("E-CONFIG-ROOT", naming=("data_root",)):
+        Run(config)
+
+
+def test_a_root_in_a_bucket_has_its_files_below_the_scratch_directory(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('root = "s3://bucket/run"\n[run]\nscratch = "fast"\n')
+    (tmp_path / "workspace.yaml").touch()
+    tree = Run(config).tree
+    assert tree.plan.is_relative_to(tmp_path / "fast")
+    assert shown(tree.plan) == "s3://bucket/run/mixture/loader_plan.json"
+    local = Run(config, {"root": f"file://{tmp_path}/out"}).tree
+    assert local.plan == tmp_path / "out" / "mixture" / "loader_plan.json"
 
 
 @pytest.mark.parametrize("key", ["root", "data_root", "backbone.checkpoint"])

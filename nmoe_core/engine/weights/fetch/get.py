@@ -26,10 +26,10 @@ from nmoe_core.base.atomic import TMP_MARK, replace_dir, replacing, write_bytes,
 from nmoe_core.base.errors import CheckpointError, ConfigError, one_line
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.base.progress import LOGGER
-from nmoe_core.base.redact import Redactor
 from nmoe_core.config.cache import FETCHED, model_dir
 from nmoe_core.engine.weights.fetch.convert import convert_gguf
 from nmoe_core.engine.weights.weight_files import CONFIG_NAME, read_checkpoint_json
+from nmoe_core.text.redact import Redactor
 
 RECORD_NAME = "fetched.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

@@ -12,8 +12,8 @@ import pytest
 
 from loader import open_loader, resolve_plan
 from loader.errors import NmoeError
-from loader.files import store
 from loader.files.addresses import join
+from loader.files.stores import store
 from nmoe_core.cli import main
 from nmoe_core.shards.publish.send import publish
 from tests.project import contents, json_lines, read_rows, serving

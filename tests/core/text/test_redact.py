@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from loader.errors import FormatError, without_credentials
 from nmoe_core.base.errors import one_line
-from nmoe_core.base.redact import Redactor
 from nmoe_core.labels.oracles.dialects import final_text
+from nmoe_core.text.redact import Redactor
 from tests.growth import growth
 
 # What is hidden, in the plainest words; these patterns take quadratic time.

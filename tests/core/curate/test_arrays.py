@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmoe_core.base.arrays import map_npy
+from nmoe_core.curate.arrays import map_npy
 
 _GOOD = "{'descr': '<u8', 'fortran_order': False, 'shape': (2,)}"
 

@@ -1,0 +1,79 @@
+"""Removes the objects of a bucket that no list names: earlier versions of files, and what killed
+writers sent. Nothing younger than a day is removed, since its writer may still be working."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from loader.files.addresses import join
+from loader.files.stores import store
+from loader.files.stores.objects import LIST_NAME, LISTS, OWN, read_list
+from nmoe_core.base.bucket.bucket import DRAFTS, LEASES, Bucket
+from nmoe_core.base.bucket.lease import EXPIRE_S
+from nmoe_core.base.errors import LockedError
+
+LEAST_AGE = timedelta(days=1)
+
+
+def collect(bucket: Bucket, *, is_dry: bool = True) -> dict[str, Any]:
+    """Remove objects that no list names, drafts of files that nobody continued, and leases of dead
+    writers, all older than a day. Other objects below the URL stay, such as published plans.
+
+    Returns `objects` and `bytes` (with `is_dry`: of what would be removed), `kept_objects`, and
+    `is_dry_run`. Raises LockedError if a writer holds a lease (E-LOCKED), FormatError if a list is
+    damaged (E-LIST), and PlanError if the store does not answer (E-STORE).
+    """
+    _refuse_writers(bucket)
+    now = datetime.now(UTC)
+    named: set[str] = set()
+    directories: set[str] = set()
+    for one in store.listing(join(bucket.url, LISTS)):
+        if not one.path.endswith(LIST_NAME):
+            continue
+        url = join(bucket.url, f"{LISTS}/{one.path}")
+        content = store.read_bytes(url)
+        if content is not None:
+            named.update(entry.object for entry in read_list(content, url).files.values())
+            directories.add(one.path.rpartition("/")[0])
+    found: list[store.Listed] = []
+    num_kept = 0
+    for one in store.listing(bucket.url):
+        is_own = one.path.startswith((f"{DRAFTS}/", f"{LEASES}/"))
+        is_object = not one.path.startswith(f"{OWN}/") and _is_ours(one.path, directories)
+        if (is_own or (is_object and one.path not in named)) and now - one.modified >= LEAST_AGE:
+            found.append(one)
+        else:
+            num_kept += is_object
+    if not is_dry:
+        _refuse_writers(bucket)  # a writer may name an object again that no list named
+        for one in found:
+            store.remove(join(bucket.url, one.path))
+    return {
+        "is_dry_run": is_dry,
+        "objects": len(found),
+        "bytes": sum(one.size_bytes for one in found),
+        "kept_objects": num_kept,
+        "root": bucket.url,
+    }
+
+
+def _is_ours(path: str, directories: set[str]) -> bool:
+    """Whether an object has the name of a file's version, in a directory that has a list."""
+    directory, _, name = path.rpartition("/")
+    digest = name.split(".")[-2:]
+    return directory in directories and any(_is_digest(part) for part in digest)
+
+
+def _is_digest(part: str) -> bool:
+    return len(part) == 16 and all(char in "0123456789abcdef" for char in part)
+
+
+def _refuse_writers(bucket: Bucket) -> None:
+    now = datetime.now(UTC)
+    for lease in store.listing(join(bucket.url, LEASES)):
+        if (now - lease.modified).total_seconds() < EXPIRE_S:
+            raise LockedError(
+                "a process is writing to this run",
+                where=bucket.url,
+                found=f"lease of {lease.path.removesuffix('.json')}",
+                do="run this command again when no task is running",
+            )

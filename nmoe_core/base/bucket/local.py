@@ -1,0 +1,168 @@
+"""Which files of the local directory are equal to files of the bucket, for all processes of this
+machine: a SQLite file with the identity and digest of each file that was fetched or sent.
+
+A file counts as equal while its size, inode and time of change are as recorded. The directory is
+kept below its limit: the files that were used least recently are deleted, except those used in the
+last minutes.
+"""
+
+import hashlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from loader.files.regular import open_file
+
+DATABASE = "files.sqlite"
+_WAIT_S = 60.0
+_READ_BYTES = 4 * 2**20
+# A file may be opened up to this long after it was looked for.
+_IN_USE_S = 600.0
+_TOUCH_EVERY_S = 60.0
+_SCHEMA = """
+create table if not exists files (
+    path text primary key, size_bytes integer, inode integer, changed_ns integer,
+    sha256 text, object text, used_at real
+);
+create index if not exists of_digest on files (sha256);
+create table if not exists lists (directory text primary key, tag text, content blob);
+"""
+
+
+class Copy(NamedTuple):
+    """A local file that was equal to an object of the bucket."""
+
+    sha256: str
+    object: str
+    used_at: float
+
+
+class LocalFiles:
+    """The records of the local files of one bucket.
+
+    Args:
+        directory: Local directory of the bucket's files.
+        own: Directory of the SQLite file.
+        max_bytes: Limit of the files together; 0 for no limit.
+    """
+
+    def __init__(self, directory: Path, own: Path, max_bytes: int = 0) -> None:
+        self._directory = directory
+        self._own = own
+        self._max_bytes = max_bytes
+        self._threads = threading.local()
+        self._fetched_bytes = 0
+
+    def find(self, path: str, status: os.stat_result) -> Copy | None:
+        """The record of a file that has not changed since; None if there is none."""
+        with self._connected() as database:
+            row = database.execute(
+                "select sha256, object, used_at from files"
+                " where path = ? and size_bytes = ? and inode = ? and changed_ns = ?",
+                (path, status.st_size, status.st_ino, status.st_mtime_ns),
+            ).fetchone()
+        return None if row is None else Copy(*row)
+
+    def is_known(self, path: str) -> bool:
+        """Whether a file of this path was ever fetched or sent."""
+        with self._connected() as database:
+            row = database.execute("select 1 from files where path = ?", (path,)).fetchone()
+        return row is not None
+
+    def objects_of(self, sha256: str) -> list[tuple[str, str]]:
+        """Paths that had these bytes when they were fetched or sent, with their objects."""
+        with self._connected() as database:
+            found = database.execute("select path, object from files where sha256 = ?", (sha256,))
+            return [(str(path), str(name)) for path, name in found]
+
+    def keep(self, path: str, status: os.stat_result, sha256: str, name: str) -> None:
+        """Record that a file is equal to the object `name`."""
+        identity = status.st_size, status.st_ino, status.st_mtime_ns
+        row = (path, *identity, sha256, name, time.time())
+        with self._connected() as database:
+            database.execute("insert or replace into files values (?, ?, ?, ?, ?, ?, ?)", row)
+
+    def forget(self, path: str) -> None:
+        """Delete the record of a file."""
+        with self._connected() as database:
+            database.execute("delete from files where path = ?", (path,))
+
+    def touch(self, path: str, copy: Copy) -> None:
+        """Record that a file was used."""
+        now = time.time()
+        if now - copy.used_at > _TOUCH_EVERY_S:
+            with self._connected() as database:
+                database.execute("update files set used_at = ? where path = ?", (now, path))
+
+    def list_of(self, directory: str, tag: str) -> bytes | None:
+        """The list of a directory if its ETag is `tag`."""
+        with self._connected() as database:
+            row = database.execute(
+                "select content from lists where directory = ? and tag = ?", (directory, tag)
+            ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def keep_list(self, directory: str, tag: str, content: bytes) -> None:
+        """Record the list of a directory."""
+        with self._connected() as database:
+            row = (directory, tag, content)
+            database.execute("insert or replace into lists values (?, ?, ?)", row)
+
+    def make_room(self, num_bytes: int) -> None:
+        """Before `num_bytes` are fetched, delete the files that were used least recently, so that
+        the recorded files stay below the limit. Files that were used lately stay, even if the limit
+        is then exceeded."""
+        if not self._max_bytes:
+            return
+        with self._connected() as database:
+            total = database.execute("select coalesce(sum(size_bytes), 0) from files").fetchone()[0]
+            rest = total + num_bytes - self._max_bytes
+            if rest <= 0:
+                return
+            before = time.time() - _IN_USE_S
+            rows = database.execute(
+                "select path, size_bytes, inode, changed_ns from files where used_at < ?"
+                " order by used_at",
+                (before,),
+            ).fetchall()
+        for path, size_bytes, inode, changed_ns in rows:
+            if rest <= 0:
+                return
+            local = self._directory / path
+            with suppress(FileNotFoundError):
+                status = local.stat()
+                identity = status.st_size, status.st_ino, status.st_mtime_ns
+                if identity != (size_bytes, inode, changed_ns):
+                    continue  # a writer has changed it
+                local.unlink()
+            self.forget(path)
+            rest -= size_bytes
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection of this thread, in a transaction."""
+        database = getattr(self._threads, "database", None)
+        if database is None:
+            self._own.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(self._own / DATABASE, timeout=_WAIT_S, isolation_level=None)
+            database.execute("pragma journal_mode = wal")
+            # After a crash of the machine the files are hashed again.
+            database.execute("pragma synchronous = off")
+            with closing(database.cursor()) as cursor:
+                cursor.executescript(_SCHEMA)
+            self._threads.database = database
+        yield database
+
+
+def sha256_of(path: str) -> str:
+    """Hex SHA-256 of the bytes of a file of this machine."""
+    digest = hashlib.sha256()
+    with open_file(path, buffering=0) as file:
+        while piece := file.read(_READ_BYTES):
+            digest.update(piece)
+    return digest.hexdigest()

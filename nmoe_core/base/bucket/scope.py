@@ -1,0 +1,155 @@
+"""The outputs of one writer, and the commit that makes them the current files of the bucket."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from loader.files.addresses import join
+from loader.files.stores import store
+from loader.files.stores.objects import Entry, object_key
+from nmoe_core.base.bucket.lease import Lease
+from nmoe_core.base.bucket.lists import Lists
+from nmoe_core.base.bucket.local import LocalFiles, sha256_of
+from nmoe_core.base.bucket.paths import TMP_MARK
+
+_VERSIONS = ".versions"
+_WORKERS = 8
+
+
+class Parts(NamedTuple):
+    """What a commit needs of a bucket: its URL, the start of its local paths, its lists, and the
+    records of its local files."""
+
+    url: str
+    prefix: str
+    lists: Lists
+    local: LocalFiles
+
+
+class Scope:
+    """The files that one writer of this process may change: files, and directories with all files
+    below them."""
+
+    def __init__(self, outputs: Iterable[str]) -> None:
+        self.outputs = tuple(outputs)
+        self.removed: set[str] = set()
+        self._replaced: set[str] = set()
+
+    def covers(self, path: str) -> bool:
+        """Whether the writer may change this file."""
+        return any(is_below(path, one) for one in self.outputs)
+
+    def replace(self, directory: str) -> None:
+        """Record that a directory was replaced: it has no other files than those of this
+        machine."""
+        self._replaced.add(directory)
+
+    def is_removed(self, path: str) -> bool:
+        """Whether the writer removed the earlier version of a file."""
+        return path in self.removed or any(is_below(path, one) for one in self._replaced)
+
+
+def is_below(path: str, above: str) -> bool:
+    """Whether a path is `above`, or lies below it."""
+    return path == above or not above or path.startswith(f"{above}/")
+
+
+@lru_cache(maxsize=2**16)
+def is_of_machine(path: str) -> bool:
+    """Whether a path stays on this machine: a lock, an unfinished file, or a cache."""
+    for part in path.split("/"):
+        if (part.startswith(".") and not part.endswith(_VERSIONS)) or TMP_MARK in part:
+            return True
+    return False
+
+
+def claim(bucket: Parts, scope: Scope, lease: Lease) -> None:
+    """After a lease was taken over: from now on, a commit of its earlier owner is refused."""
+    for directory in _directories(bucket, scope):
+        bucket.lists.replace(directory, {}, (), lease, is_claim=True)
+
+
+def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
+    """Send the files that the writer changed, then replace the lists, those of inner directories
+    first. Raises the errors of `Lists.replace` and of `store.send`."""
+    new: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
+    to_send: list[tuple[str, Entry]] = []
+    present: set[str] = set()
+    for path in _local_files(bucket, scope):
+        present.add(path)
+        status = os.stat(bucket.prefix + path)
+        copy = bucket.local.find(path, status)
+        digest = sha256_of(bucket.prefix + path) if copy is None else copy.sha256
+        listed = bucket.lists.entry(path)
+        if listed is not None and listed.sha256 == digest:
+            if copy is None:
+                bucket.local.keep(path, status, digest, listed.object)
+            continue
+        there = _object_of(bucket, digest)
+        entry = Entry(status.st_size, digest, there or object_key(path, digest))
+        directory, name = posixpath.split(path)
+        new[directory][name] = entry
+        if there is None:
+            to_send.append((path, entry))
+    removed: defaultdict[str, set[str]] = defaultdict(set)
+    for directory in _directories(bucket, scope):
+        for name in bucket.lists.files(directory):
+            path = posixpath.join(directory, name)
+            if path not in present and scope.covers(path) and scope.is_removed(path):
+                removed[directory].add(name)
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        list(pool.map(lambda one: _send(bucket, *one), to_send))
+    lease.check()
+    for directory in sorted({*new, *removed}, key=lambda path: (-path.count("/"), path)):
+        bucket.lists.replace(directory, new[directory], removed[directory], lease)
+        for name, entry in new[directory].items():
+            path = posixpath.join(directory, name)
+            status = os.stat(bucket.prefix + path)
+            bucket.local.keep(path, status, entry.sha256, entry.object)
+
+
+def _directories(bucket: Parts, scope: Scope) -> list[str]:
+    """Directories whose lists may have files of a scope."""
+    found = {posixpath.dirname(one) for one in scope.outputs}
+    for one in scope.outputs:
+        waiting = [one] if bucket.lists.is_directory(one) else []
+        while waiting:
+            path = waiting.pop()
+            found.add(path)
+            waiting += [posixpath.join(path, name) for name in bucket.lists.directories(path)]
+    return sorted(found)
+
+
+def _local_files(bucket: Parts, scope: Scope) -> Iterator[str]:
+    """Files of this machine in a scope, except those that stay on it."""
+    for output in scope.outputs:
+        top = bucket.prefix + output
+        if os.path.isfile(top):
+            yield output
+        for directory, inner, names in os.walk(top):
+            above = directory[len(bucket.prefix) :]
+            inner[:] = [one for one in inner if not is_of_machine(posixpath.join(above, one))]
+            for name in names:
+                path = posixpath.join(above, name)
+                if not is_of_machine(path):
+                    yield path
+
+
+def _object_of(bucket: Parts, digest: str) -> str | None:
+    """An object with these bytes that a list names."""
+    for path, name in bucket.local.objects_of(digest):
+        listed = bucket.lists.entry(path)
+        if listed is not None and listed.object == name:
+            return name
+    return None
+
+
+def _send(bucket: Parts, path: str, entry: Entry) -> None:
+    store.send(join(bucket.url, entry.object), Path(bucket.prefix + path))
