@@ -171,10 +171,9 @@ class Bucket:
         entry = self._current_entry(path)
         if entry is not None:
             inode = int(entry.sha256[:12], 16)
-            mode = kinds.S_IFREG | 0o644
-            return os.stat_result((mode, inode, 0, 1, 0, 0, entry.size_bytes, 0, 0, 0))
+            return _made_status(kinds.S_IFREG | 0o644, inode, entry.size_bytes)
         if self.is_dir(path):
-            return os.stat_result((kinds.S_IFDIR | 0o755, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+            return _made_status(kinds.S_IFDIR | 0o755, 0, 0)
         raise _missing(self.prefix + path)
 
     # What writers do.
@@ -387,6 +386,12 @@ def _status(text: str) -> os.stat_result | None:
         return os.stat(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _made_status(mode: int, inode: int, size_bytes: int) -> os.stat_result:
+    """The status of a file that no disk has; its times are the start of the epoch."""
+    times = {f"st_{name}time_ns": 0 for name in "amc"}
+    return os.stat_result((mode, inode, 0, 1, 0, 0, size_bytes, 0, 0, 0), times)
 
 
 def _missing(text: str) -> FileNotFoundError:
