@@ -1,6 +1,7 @@
 """Both trainings: what they learn, what they refuse, what a kill leaves, what they report."""
 
 import json
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from nmoe_core.quality.heads.head_files import load_head, read_header
 from nmoe_core.quality.heads.models import Probe, layer_norm
 from nmoe_core.quality.heads.scoring import HeadScorer, load_heads
 from nmoe_core.quality.heads.shapes import JudgeArch, ProbeArch, Recipe
-from nmoe_core.quality.heads.train import HeadKind, HeadTraining
+from nmoe_core.quality.heads.train import FEATURES_DIR, HeadKind, HeadTraining
 from nmoe_core.quality.kept_states import KeptStates
 from tests.core.small_gradings import (
     MAX_CTX,
@@ -279,6 +280,7 @@ def test_labels_that_cannot_be_learned_from_are_refused_and_no_head_is_written(
         is_refused("E-LABEL-MIXED", write_labels(bad, rows[:30], scores, **mixed))
     is_refused("E-HEAD-NONFINITE", lr=1e30, epochs=2)
     is_refused("E-HEAD-FORMAT", tap=9)  # the backbone has eight blocks
+    shutil.rmtree(tmp_path / FEATURES_DIR)  # states of the training above, before its loss
     with spoiled(planted.model, (slice(500), 3), np.nan):
         is_refused("E-HEAD-NONFINITE")
 
