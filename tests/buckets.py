@@ -74,14 +74,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 @contextmanager
-def killed_at(monkeypatch: pytest.MonkeyPatch, k: int) -> Iterator[Counter[str]]:
-    """The process is killed before its k-th write to the store; afterwards it reaches the store no
-    more. Counts the writes."""
+def killed_at(
+    monkeypatch: pytest.MonkeyPatch, k: int, writes: tuple[str, ...] = WRITES
+) -> Iterator[Counter[str]]:
+    """The process is killed before the k-th of its `writes` to the store; afterwards it reaches the
+    store no more. Counts the writes."""
     counts: Counter[str] = Counter()
 
     def kill(name: str) -> None:
-        counts[name] += name in WRITES
-        if counts.total() >= k and (name in WRITES or counts["dead"]):
+        counts[name] += name in writes
+        if counts.total() >= k and (name in writes or counts["dead"]):
             counts["dead"] = k
             raise Killed
 

@@ -26,7 +26,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from nmoe_core.base.bucket.paths import TMP_MARK, bucket_of, local_path
+from nmoe_core.base.bucket.paths import bucket_of, local_path
+from nmoe_core.base.bucket.scope import TMP_MARK as TMP_MARK
 from nmoe_core.base.errors import LockedError
 
 LOCK_NAME = ".lock"

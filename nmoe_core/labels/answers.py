@@ -245,6 +245,7 @@ class Writer:
         for _ in self._log.lines():
             pass
         self._log.cut()
+        ledger.refresh()  # in a bucket, opening the file has restored what a lost machine had sent
 
     def append(self, request_digest: str, text_sha256: str, attempt: int, reply: Reply) -> None:
         self._append(

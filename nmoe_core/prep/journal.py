@@ -17,6 +17,7 @@ from typing import Any
 
 from loader.files.checksummed_json import sealed
 from nmoe_core.base.atomic import failpoint, start_writeback, write_json
+from nmoe_core.base.bucket.draft import Checkpoints, restore_tree
 from nmoe_core.base.fingerprint import read_sealed
 
 STAGING_NAME = ".prep"
@@ -42,6 +43,7 @@ class Journal:
         self._error: BaseException | None = None
         self._started_s = time.monotonic()
         self._next_s = self._started_s + min(INTERVAL_S, _FIRST_INTERVAL_S)
+        self._checkpoints = Checkpoints(self.directory, self._path)
         self.is_written = False
 
     def read(self) -> dict[str, Any] | None:
@@ -49,6 +51,7 @@ class Journal:
 
         Without a journal the pass starts over, which costs time but gives the same bytes.
         """
+        restore_tree(self.directory)
         return read_sealed(self._path)
 
     def commit_if_due(self, entry: _Entry, flush: _Flush) -> None:
@@ -94,6 +97,7 @@ class Journal:
                 os.fsync(descriptor)
             write_json(self._path, sealed(entry))
             self.is_written = True
+            self._checkpoints.send_if_due()
         except BaseException as error:  # noqa: BLE001  (raised by wait, in the pass's thread)
             self._error = error
         finally:

@@ -31,13 +31,20 @@ from nmoe_core.base.bucket import paths
 from nmoe_core.base.bucket.lease import Lease
 from nmoe_core.base.bucket.lists import Lists
 from nmoe_core.base.bucket.local import LocalFiles, sha256_of
-from nmoe_core.base.bucket.paths import TMP_MARK
-from nmoe_core.base.bucket.scope import Parts, Scope, claim, commit, is_of_machine
+from nmoe_core.base.bucket.pieces import Pieces
+from nmoe_core.base.bucket.scope import (
+    TMP_MARK,
+    Parts,
+    Scope,
+    claim,
+    commit,
+    is_of_machine,
+    local_files,
+)
 from nmoe_core.base.bucket.writers import Writers
 from nmoe_core.base.cache import cache_dir
 from nmoe_core.base.errors import FormatError
 
-DRAFTS = f"{OWN}/drafts"
 LEASES = f"{OWN}/leases"
 _GIB = 2**30
 
@@ -60,12 +67,12 @@ class Bucket:
         own = self.directory / OWN
         self.local = LocalFiles(self.directory, own, int(scratch_gib * _GIB))
         self.lists = Lists(self.url, self.local)
+        self.pieces = Pieces(self.url)
         self._parts = Parts(self.url, self.prefix, self.lists, self.local)
         self._left = own / "left"
         self._writers = Writers(own / "writers")
         self._scopes: list[Scope] = []
         self._ready: defaultdict[str, set[str]] = defaultdict(set)
-        self._drafts: set[str] = set()
 
     def url_of(self, path: str) -> str:
         """The address of a path in the bucket."""
@@ -200,7 +207,7 @@ class Bucket:
                 try:
                     yield
                     commit(self._parts, scope, lease)
-                    self._remove_drafts(scope)
+                    self.pieces.remove(scope)
                 finally:
                     self._scopes.remove(scope)
                     self._forget_ready(scope)
@@ -226,19 +233,6 @@ class Bucket:
         """Record that the caller has replaced a directory, or removed it."""
         if (scope := self._scope_of(directory)) is not None:
             scope.replace(directory)
-
-    def send_draft(self, path: str, offset: int, piece: bytes) -> None:
-        """Send a piece of an unfinished file."""
-        store.write(join(self.url, f"{DRAFTS}/{path}/{offset:016d}"), piece)
-        self._drafts.add(path)
-
-    def drafts(self, path: str) -> list[tuple[int, bytes]]:
-        """The pieces of an unfinished file with their offsets, in order."""
-        url = join(self.url, f"{DRAFTS}/{path}")
-        names = sorted(one.path for one in store.listing(url) if one.path.isdecimal())
-        self._drafts.update([path] * bool(names))
-        pieces = [(int(name), store.read_bytes(join(url, name))) for name in names]
-        return [(offset, piece) for offset, piece in pieces if piece is not None]
 
     def refresh(self) -> None:
         """Ask the bucket which files have changed."""
@@ -300,7 +294,7 @@ class Bucket:
             return
         text = self.prefix + path
         with suppress(FileNotFoundError):
-            if self.local.is_known(path):
+            if self.local.last_digest(path) is not None:
                 os.unlink(text)
                 self.local.forget(path)
                 return
@@ -322,15 +316,21 @@ class Bucket:
                 there = self.directory / one.relative_to(self._left)
                 there.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(one, there)
+        for path in list(local_files(self._parts, scope)):
+            self._drop_if_outdated(path)
         if lease.is_taken_over:
             claim(self._parts, scope, lease)
 
-    def _remove_drafts(self, scope: Scope) -> None:
-        for path in [draft for draft in self._drafts if scope.covers(draft)]:
-            url = join(self.url, f"{DRAFTS}/{path}")
-            for piece in list(store.listing(url)):
-                store.remove(join(url, piece.path))
-            self._drafts.discard(path)
+    def _drop_if_outdated(self, path: str) -> None:
+        """Delete a file that a killed writer changed if the bucket has another version since
+        then."""
+        entry = self.lists.entry(path)
+        text = self.prefix + path
+        if entry is None or self.local.find(path, os.stat(text)) is not None:
+            return
+        if self.local.last_digest(path) != entry.sha256 and sha256_of(text) != entry.sha256:
+            os.unlink(text)
+            self.local.forget(path)
 
     def _is_open(self, path: str) -> bool:
         """Whether a writer of this machine may be changing a file."""

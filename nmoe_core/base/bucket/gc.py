@@ -7,8 +7,9 @@ from typing import Any
 from loader.files.addresses import join
 from loader.files.stores import store
 from loader.files.stores.objects import LIST_NAME, LISTS, OWN, read_list
-from nmoe_core.base.bucket.bucket import DRAFTS, LEASES, Bucket
+from nmoe_core.base.bucket.bucket import LEASES, Bucket
 from nmoe_core.base.bucket.lease import EXPIRE_S
+from nmoe_core.base.bucket.pieces import DRAFTS
 from nmoe_core.base.errors import LockedError
 
 LEAST_AGE = timedelta(days=1)

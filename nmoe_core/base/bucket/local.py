@@ -68,11 +68,11 @@ class LocalFiles:
             ).fetchone()
         return None if row is None else Copy(*row)
 
-    def is_known(self, path: str) -> bool:
-        """Whether a file of this path was ever fetched or sent."""
+    def last_digest(self, path: str) -> str | None:
+        """The SHA-256 that a file had when it was last fetched or sent; None if it never was."""
         with self._connected() as database:
-            row = database.execute("select 1 from files where path = ?", (path,)).fetchone()
-        return row is not None
+            row = database.execute("select sha256 from files where path = ?", (path,)).fetchone()
+        return None if row is None else str(row[0])
 
     def objects_of(self, sha256: str) -> list[tuple[str, str]]:
         """Paths that had these bytes when they were fetched or sent, with their objects."""

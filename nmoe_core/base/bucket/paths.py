@@ -14,12 +14,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any, Protocol
 
+from nmoe_core.base.bucket.pieces import Pieces
+
 
 class Files(Protocol):
     """The bucket of a path; `nmoe_core.base.bucket.bucket.Bucket` documents the methods."""
 
     url: str
     prefix: str
+    pieces: Pieces
 
     def ensure(self, path: str) -> None: ...
     def has_copy(self, path: str) -> bool: ...
@@ -32,12 +35,9 @@ class Files(Protocol):
     def remove(self, path: str) -> bool: ...
     def replaced(self, directory: str) -> None: ...
     def writing(self, *outputs: str) -> AbstractContextManager[None]: ...
-    def send_draft(self, path: str, offset: int, piece: bytes) -> None: ...
-    def drafts(self, path: str) -> list[tuple[int, bytes]]: ...
     def recipe(self, path: str) -> tuple[Callable[..., Path], tuple[Any, ...]]: ...
 
 
-TMP_MARK = ".tmp."
 _buckets: list[Files] = []
 
 

@@ -17,8 +17,8 @@ from loader.files.stores.objects import Entry, object_key
 from nmoe_core.base.bucket.lease import Lease
 from nmoe_core.base.bucket.lists import Lists
 from nmoe_core.base.bucket.local import LocalFiles, sha256_of
-from nmoe_core.base.bucket.paths import TMP_MARK
 
+TMP_MARK = ".tmp."
 _VERSIONS = ".versions"
 _WORKERS = 8
 
@@ -45,6 +45,11 @@ class Scope:
     def covers(self, path: str) -> bool:
         """Whether the writer may change this file."""
         return any(is_below(path, one) for one in self.outputs)
+
+    def has_draft(self, path: str) -> bool:
+        """Whether an unfinished file is one of the outputs, or in a hidden directory beside one."""
+        hidden = [f"{above}/.{name}." for above, name in map(posixpath.split, self.outputs)]
+        return self.covers(path) or path.startswith(tuple(one.lstrip("/") for one in hidden))
 
     def replace(self, directory: str) -> None:
         """Record that a directory was replaced: it has no other files than those of this
@@ -82,7 +87,7 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
     new: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
     to_send: list[tuple[str, Entry]] = []
     present: set[str] = set()
-    for path in _local_files(bucket, scope):
+    for path in local_files(bucket, scope):
         present.add(path)
         status = os.stat(bucket.prefix + path)
         copy = bucket.local.find(path, status)
@@ -127,7 +132,7 @@ def _directories(bucket: Parts, scope: Scope) -> list[str]:
     return sorted(found)
 
 
-def _local_files(bucket: Parts, scope: Scope) -> Iterator[str]:
+def local_files(bucket: Parts, scope: Scope) -> Iterator[str]:
     """Files of this machine in a scope, except those that stay on it."""
     for output in scope.outputs:
         top = bucket.prefix + output

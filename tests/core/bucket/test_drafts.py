@@ -1,0 +1,98 @@
+"""Unfinished files of a lost machine: the next one continues them and does no paid work twice."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loader.files.stores import objects, store
+from nmoe_core.base.append_log import AppendLog
+from nmoe_core.base.bucket import paths
+from nmoe_core.base.bucket.draft import Checkpoints, restore_tree
+from tests.buckets import Killed, Machine, digests_of, killed_at
+
+URL = "s3://corpus/runs/drafts"
+
+
+@pytest.fixture
+def machines(
+    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Machine, Machine]]:
+    """Two machines whose leases expire at once, and which send at every append."""
+    monkeypatch.setattr("nmoe_core.base.bucket.lease.EXPIRE_S", -3600.0)
+    monkeypatch.setattr("nmoe_core.base.bucket.draft.SEND_EVERY_S", 0.0)
+    monkeypatch.setattr("nmoe_core.base.bucket.draft.CHECKPOINT_EVERY_S", 0.0)
+    yield Machine(tmp_path / "one", URL), Machine(tmp_path / "two", URL)
+    paths.forget_all()
+    objects.forget_roots()
+
+
+def append(path: Path, *lines: bytes) -> list[bytes]:
+    """Append lines to a log; the lines that it had."""
+    with AppendLog(path) as log:
+        there = [line.payload for line in log.lines()]
+        log.cut()
+        for line in lines:
+            log.append(line)
+    return there
+
+
+def lose(machine: Machine, monkeypatch: pytest.MonkeyPatch, *lines: bytes) -> None:
+    """A machine appends lines and is lost before it commits them."""
+    with killed_at(monkeypatch, 1, ("send",)), pytest.raises(Killed):
+        append(machine.root / "answers" / "a.jsonl", *lines)
+
+
+def test_lines_of_a_lost_machine_are_there_on_the_next(
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = machines
+    path = two.root / "answers" / "a.jsonl"
+    append(path, b"0\n")
+    lose(one, monkeypatch, b"1\n", b"2\n")
+    assert append(path, b"3\n") == [b"0\n", b"1\n", b"2\n"]
+    assert append(path) == [b"0\n", b"1\n", b"2\n", b"3\n"]
+    assert [*store.listing(f"{URL}/.nmoe/drafts")] == []
+    assert digests_of(URL).keys() == {"answers/a.jsonl"}
+
+
+def test_a_machine_that_has_more_than_it_sent_keeps_it(
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = machines
+    lose(one, monkeypatch, b"1\n", b"2\n")
+    path = Path(str(one.root / "answers" / "a.jsonl"))
+    with open(path, "ab") as file:
+        file.write(b"3\n")
+    assert append(one.root / "answers" / "a.jsonl") == [b"1\n", b"2\n", b"3\n"]
+
+
+def test_a_missing_piece_ends_the_file_before_it(
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = machines
+    lose(one, monkeypatch, b"1\n", b"2\n", b"3\n")
+    store.remove(f"{URL}/.nmoe/drafts/answers/a.jsonl/{2:016d}")
+    assert append(two.root / "answers" / "a.jsonl", b"4\n") == [b"1\n"]
+    assert append(one.root / "answers" / "a.jsonl") == [b"1\n", b"4\n"]
+
+
+def test_a_directory_of_unfinished_files_is_restored_as_it_was_sent(
+    machines: tuple[Machine, Machine],
+) -> None:
+    one, two = machines
+    work = one.root / "data" / ".prep"
+    (work / "shard").mkdir(parents=True)
+    checkpoints = Checkpoints(work, work / "journal.json")
+    for text in ("first", "second"):
+        with open(work / "shard" / "tokens", "a") as file:
+            file.write(text)
+        (work / "journal.json").write_text(text)
+        checkpoints.send_if_due()
+    with open(work / "shard" / "tokens", "a") as file:
+        file.write("not sent")
+    there = two.root / "data" / ".prep"
+    restore_tree(there)
+    assert (there / "shard" / "tokens").read_text() == "firstsecond"
+    assert (there / "journal.json").read_text() == "second"
