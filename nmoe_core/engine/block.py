@@ -20,11 +20,6 @@ from nmoe_core.engine.packing import Packing, frozen, linear
 from nmoe_core.engine.weights.checkpoint import LayerTensors
 from nmoe_core.engine.weights.config import ModelConfig
 
-# Rows of a dense feed-forward on a CPU at a time: the allocator returns larger tensors to the
-# system, and the page faults of the next ones cost a quarter of the time of a model of 135 million
-# parameters.
-FEED_ROWS = 512
-
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, in float32; the result has the dtype of x."""
@@ -50,9 +45,6 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, batching: Batching) -> Tensor:
         """The residual plus the feed-forward of normalised rows x [N, hidden]."""
-        if len(x) > FEED_ROWS and x.device.type == "cpu":
-            pieces = zip(x.split(FEED_ROWS), residual.split(FEED_ROWS))
-            return torch.cat([self(*piece, batching) for piece in pieces])
         min_rows = batching.min_rows
         gate, up = linear(x, self.gate_up.matrix(0), None, min_rows).chunk(2, dim=-1)
         return residual + linear(self.swiglu(gate, up), self.down.matrix(0), None, min_rows)

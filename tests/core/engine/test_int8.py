@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nmoe_core.base.settings import expert_fingerprints
-from nmoe_core.engine import Transformer, block, make_tiny_checkpoint
+from nmoe_core.engine import Transformer, make_tiny_checkpoint
 from nmoe_core.engine.packing import Int8Matrix
 from tests.core.engine.builders import make_generator
 from tests.refusals import refused
@@ -49,16 +49,6 @@ def test_states_and_logits_are_near_those_in_float32_and_do_not_depend_on_the_ba
     sizes = [sum(one.nbytes for one in m.blocks.parameters()) for m in (model, exact)]
     assert sizes[0] < 0.3 * sizes[1]
     assert expert_fingerprints(model.runtime.experts.name) == {"experts": "int8"}
-
-
-def test_a_feed_forward_in_pieces_of_rows_gives_the_same_bits(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Transformer.from_checkpoint(checkpoint, moe_backend="int8")
-    ids = torch.randint(0, 300, (2, 37), generator=torch.Generator().manual_seed(2))
-    whole = model(ids)
-    monkeypatch.setattr(block, "FEED_ROWS", 32)
-    assert torch.equal(model(ids), whole)
 
 
 def test_cached_steps_give_the_tokens_of_the_whole_forward_pass(checkpoint: Path) -> None:
