@@ -7,7 +7,6 @@ Memory: a batch of 1 M tokens, and the rows of one shard.
 """
 
 import io
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 
 from loader.files.format import Manifest, load_manifest
 from loader.files.regular import read_file
-from nmoe_core.base.atomic import TMP_MARK, fsync_dir, replacing, write_bytes, write_json
+from nmoe_core.base.atomic import TMP_MARK, fsync_dir, rename, replacing, write_bytes, write_json
 from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary, sha256_json
@@ -161,7 +160,7 @@ def replace_rows(
             found |= {"drift": drift(old, new)}
             with replacing(_drift_path(path)):
                 write_json(_drift_path(path), seal_summary(found))
-        os.replace(staged, path)
+        rename(staged, path)
     except BaseException:
         staged.unlink(missing_ok=True)
         raise

@@ -71,7 +71,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             failpoint("fsync")
             os.fsync(file.fileno())
         failpoint("rename")
-        os.replace(str(tmp), str(path))  # text: a path of a bucket would fetch the earlier file
+        rename(tmp, path)
     except BaseException:
         tmp.unlink(missing_ok=True)
         raise
@@ -166,10 +166,18 @@ def exchange_dirs(staged: Path, final: Path) -> bool:
 
 
 def remove_dir(path: Path) -> None:
-    """Remove a directory of an output with all its files."""
+    """Remove a directory of an output with all its files. It is renamed first: a directory that is
+    only partly removed must not be found."""
     _tell_replaced(path)
     if os.path.lexists(str(path)):
-        shutil.rmtree(str(path))
+        old = path.with_name(f".{path.name}{TMP_MARK}old")
+        os.replace(str(path), str(old))
+        shutil.rmtree(str(old))
+
+
+def rename(staged: Path, final: Path) -> None:
+    """Give a complete file its final name, in place of an earlier file."""
+    os.replace(str(staged), str(final))  # text: a path of a bucket would fetch the earlier file
 
 
 def _tell_replaced(directory: Path) -> None:

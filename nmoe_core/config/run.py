@@ -173,6 +173,14 @@ class Run:
                 expected=" or ".join(f"{one}://..." for one in _BUCKETS),
                 code="E-CONFIG-ROOT",
             )
+        if "@" in rest.partition("/")[0]:
+            raise ConfigError(
+                "a root cannot contain credentials",
+                where=where,
+                found=root,
+                do="set them in the environment, such as AWS_ACCESS_KEY_ID",
+                code="E-CONFIG-ROOT",
+            )
         if "data_root" in table:
             raise ConfigError(
                 "data_root cannot be set if root is a URL",

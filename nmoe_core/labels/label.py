@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock
+from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock, rename
 from nmoe_core.base.errors import LabelError, NmoeError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
 from nmoe_core.base.progress import Meter
@@ -326,7 +326,7 @@ class _Labelling:
         counts = {"total_seen": num_seen, "parsed": num_parsed, "parse_rate": rate}
         tmp = partial.with_name(f"{PARTIAL_NAME}{TMP_MARK}{os.getpid()}")
         tmp.write_text(json.dumps(counts) + "\n")
-        os.replace(tmp, partial)
+        rename(tmp, partial)
 
     def _wrong_count(self, found: str, expected: int) -> LabelError:
         return LabelError(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loader.files.format import MANIFEST_NAME, load_manifest
-from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock
+from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock, remove_dir
 from nmoe_core.base.compute.api import Map, open_pool
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError, TokenizerError
 from nmoe_core.base.fingerprint import (
@@ -225,7 +225,7 @@ def write_manifest(settings: PrepSettings, split_dir: Path) -> tuple[dict[str, A
             number = shard_dir.name.removeprefix("shard_")
             is_surplus = number.isdecimal() and int(number) >= settings.num_shards
             if is_surplus and recorded(shard_dir / MANIFEST_NAME) is not None:
-                shutil.rmtree(shard_dir)
+                remove_dir(shard_dir)
     return committed
 
 

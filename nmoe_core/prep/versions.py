@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.regular import read_file
-from nmoe_core.base.atomic import TMP_MARK, fsync_dir, output_lock, write_bytes
+from nmoe_core.base.atomic import TMP_MARK, fsync_dir, output_lock, remove_dir, write_bytes
 from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.prep.incremental.existing import directory_beside, retire_beside, swap_in
@@ -128,10 +128,7 @@ def _remove(split_dir: Path, versions: Iterable[Path]) -> None:
     for left in half_kept(split_dir):
         shutil.rmtree(left)
     for path in versions:
-        # renamed first: a version that is only partly removed must not be listed
-        old = path.with_name(f".{path.name}{TMP_MARK}old")
-        os.replace(path, old)
-        shutil.rmtree(old)
+        remove_dir(path)
     kept = _versions_dir(split_dir)
     if kept.exists() and not any(kept.iterdir()):
         kept.rmdir()

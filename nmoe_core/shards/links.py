@@ -14,6 +14,7 @@ from typing import Any
 from loader.files.format import MANIFEST_NAME, load_manifest
 from loader.files.regular import open_file
 from nmoe_core.base.atomic import TMP_MARK, fsync_dir
+from nmoe_core.base.bucket.paths import bucket_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.manifest import entry_row, named_files
@@ -37,7 +38,8 @@ def keep_equal_files(staged: Path, old_dir: Path | None, rows: Sequence[Row]) ->
     there = _files([*map(entry_row, old.shards), old.extra.get("source_info", {})])
     files = _files(rows)
     for name, checksum in files.items():
-        if there.get(name) == checksum and _has_digest(old_dir / name, checksum):
+        is_known = there.get(name) == checksum and bucket_of(old_dir) is None
+        if is_known and _has_digest(old_dir / name, checksum):
             tmp = staged / f"{name}{TMP_MARK}{os.getpid()}"
             link_or_copy(old_dir / name, tmp)
             os.replace(tmp, staged / name)

@@ -75,12 +75,14 @@ def writable(url: str) -> tuple[Any, str]:
 def store_of(url: str) -> tuple[Any, str]:
     """The store of a URL, and the key in it; the store is None if obstore does not know the
     scheme."""
-    parts = urlsplit(url)
-    if parts.scheme not in _SCHEMES:
+    scheme, _, rest = url.partition("://")
+    if scheme not in _SCHEMES:
         return None, url
+    if scheme not in ("http", "https"):
+        bucket, _, key = rest.partition("/")  # a key may contain "?" and "#"
+        return _opened(f"{scheme}://{bucket}"), key.lstrip("/")
+    parts = urlsplit(url)
     path = parts.path.lstrip("/")
-    if parts.scheme not in ("http", "https"):
-        return _opened(f"{parts.scheme}://{parts.netloc}"), path
     host = parts.netloc.rpartition("@")[2]
     login = unquote(parts.netloc[: -len(host)].removesuffix("@"))
     root = f"{parts.scheme}://{host}"

@@ -13,7 +13,6 @@ the errors of `loader.files.stores.store`, and FormatError if a list is damaged 
 import json
 import posixpath
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,7 +103,6 @@ def forget_roots() -> None:
     """Forget the roots that were found in this process, and their lists."""
     _roots.clear()
     _lists.clear()
-    _has_list.cache_clear()
 
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
@@ -175,7 +173,6 @@ def root_of(url: str) -> str | None:
     return None
 
 
-@cache
 def _has_list(root: str, directory: str) -> bool:
     return store.read_bytes(_list_url(root, f"{directory}/x")) is not None
 

@@ -18,6 +18,7 @@ import numpy as np
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.rows.origins import Place
 from nmoe_core.audit.takedown.items import Item, contains
+from nmoe_core.base.bucket.paths import bucket_of
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.settings import TokenizerSettings
@@ -61,6 +62,8 @@ class Found:
 def files_below(root: Path) -> list[Path]:
     """All files below a root, sorted by path, including files in hidden directories and behind
     links. Raises OSError if a directory cannot be read."""
+    if bucket_of(root) is not None:
+        return sorted(path for path in root.rglob("*") if path.is_file())
     found = os.walk(root, onerror=_unreadable, followlinks=True)
     return sorted(Path(directory, name) for directory, _, names in found for name in names)
 

@@ -13,7 +13,6 @@ its inodes. Kept versions of a split (`.train.versions`) are files like others.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import posixpath
 import stat as kinds
@@ -30,19 +29,10 @@ from loader.files.stores.objects import OWN, Entry, root_of
 from nmoe_core.base.bucket import paths
 from nmoe_core.base.bucket.lease import Lease
 from nmoe_core.base.bucket.lists import Lists
-from nmoe_core.base.bucket.local import LocalFiles, sha256_of
+from nmoe_core.base.bucket.local import LocalFiles, scratch_of, sha256_of
 from nmoe_core.base.bucket.pieces import Pieces
-from nmoe_core.base.bucket.scope import (
-    TMP_MARK,
-    Parts,
-    Scope,
-    claim,
-    commit,
-    is_of_machine,
-    local_files,
-)
+from nmoe_core.base.bucket.scope import Parts, Scope, claim, commit, is_of_machine, local_files
 from nmoe_core.base.bucket.writers import Writers
-from nmoe_core.base.cache import cache_dir
 from nmoe_core.base.errors import FormatError
 
 LEASES = f"{OWN}/leases"
@@ -62,7 +52,7 @@ class Bucket:
         self.url = address(url).rstrip("/")
         self.scratch = scratch
         self.scratch_gib = scratch_gib
-        self.directory = _scratch_of(self.url, scratch)
+        self.directory = scratch_of(self.url, scratch)
         self.prefix = f"{self.directory}/"
         own = self.directory / OWN
         self.local = LocalFiles(self.directory, own, int(scratch_gib * _GIB))
@@ -101,7 +91,7 @@ class Bucket:
         if entry is None:
             if self.lists.is_directory(path):
                 os.makedirs(text, exist_ok=True)
-            elif scope is None and os.path.isfile(text):
+            elif scope is None and os.path.isfile(text) and self._reread(path) is None:
                 self._set_aside(path)
             return
         if scope is not None and scope.is_removed(path):
@@ -234,6 +224,11 @@ class Bucket:
         if (scope := self._scope_of(directory)) is not None:
             scope.replace(directory)
 
+    def committed_bytes(self, path: str) -> int:
+        """The size of a file in the bucket; 0 if the bucket lacks it."""
+        entry = self.lists.entry(path)
+        return 0 if entry is None else entry.size_bytes
+
     def refresh(self) -> None:
         """Ask the bucket which files have changed."""
         self.lists.refresh()
@@ -258,19 +253,24 @@ class Bucket:
             return True
         # Before a local file is replaced, its list is read anew: another process of this machine
         # may have committed the file.
-        entry = self.lists.reread(posixpath.dirname(path)).files.get(
-            posixpath.basename(path), entry
-        )
+        entry = self._reread(path) or entry
         if status.st_size != entry.size_bytes or sha256_of(text) != entry.sha256:
             return False
         self.local.keep(path, status, entry.sha256, entry.object)
         return True
 
+    def _reread(self, path: str) -> Entry | None:
+        """The entry of a file in its list, read anew."""
+        directory, name = posixpath.split(path)
+        return self.lists.reread(directory).get(name)
+
     def _fetch(self, path: str, entry: Entry) -> None:
         text = self.prefix + path
         os.makedirs(os.path.dirname(text), exist_ok=True)
         self.local.make_room(entry.size_bytes)
-        part = Path(f"{text}{TMP_MARK}{os.getpid()}{threading.get_ident()}")
+        parts = self.directory / OWN / "parts"
+        parts.mkdir(parents=True, exist_ok=True)
+        part = parts / f"{os.getpid()}-{threading.get_ident()}"
         url = join(self.url, entry.object)
         digest = store.copy(url, part, max(entry.size_bytes, 1))
         if digest != entry.sha256:
@@ -283,6 +283,9 @@ class Bucket:
                 do="make the output again with nmoe run --rebuild",
                 code="E-OBJECT",
             )
+        if self._is_open(path) and os.path.lexists(text):
+            part.unlink()  # a writer of this machine has made the file meanwhile
+            return
         os.replace(part, text)
         self.local.keep(path, os.stat(text), entry.sha256, entry.object)
 
@@ -372,13 +375,6 @@ def path_at(url: str) -> paths.BucketPath | None:
         return None
     bucket = open_bucket(root)
     return paths.BucketPath(bucket.directory, url[len(root) :].strip("/"))
-
-
-def _scratch_of(url: str, scratch: str | None) -> Path:
-    named = os.environ.get("NMOE_SCRATCH") or scratch
-    above = Path(os.path.expanduser(named)) if named else cache_dir() / "scratch"
-    name = url.partition("://")[2].strip("/").replace("/", "-")
-    return Path(os.path.abspath(above / f"{name}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"))
 
 
 def _status(text: str) -> os.stat_result | None:

@@ -36,7 +36,8 @@ class Draft:
         self._stack.enter_context(self._bucket.writing(self._path))
         self._sent_s = time.monotonic()
         restore(path)
-        self._sent = os.stat(self._text).st_size if os.path.exists(self._text) else 0
+        # What was restored is sent again, with the pieces of this writer.
+        self._sent = self._bucket.committed_bytes(self._path)
 
     def cut(self, size: int) -> None:
         """Forget the bytes behind the first `size`."""
@@ -125,11 +126,11 @@ def restore(path: Path) -> None:
     spans = bucket.pieces.spans(inside)
     text = os.fspath(path)
     size = os.stat(text).st_size if os.path.exists(text) else 0
-    if not spans or size >= max(end for _, end in spans):
+    if not spans or size >= max(end for _, _, end in spans):
         return
     with open(text, "r+b" if os.path.exists(text) else "w+b") as file:
-        for offset, _ in spans:
-            piece = bucket.pieces.read(inside, offset)
+        for name, offset, _ in spans:
+            piece = bucket.pieces.read(inside, name)
             if piece is None or offset > file.seek(0, os.SEEK_END):
                 break  # a piece is missing: the rest cannot follow
             file.truncate(offset)

@@ -103,8 +103,11 @@ class Lists:
             self._listed_s = time.monotonic()
             self._took_s = self._listed_s - started
 
-    def reread(self, directory: str) -> FileList:
-        """Read the list of a directory from the bucket."""
+    def reread(self, directory: str) -> Mapping[str, Entry]:
+        """Read the files of a directory from the bucket."""
+        return self._reread(directory).files
+
+    def _reread(self, directory: str) -> FileList:
         url = self._list_url(directory)
         found = store.read_tagged(url)
         if found is None:
@@ -143,7 +146,7 @@ class Lists:
                 self._local.keep_list(directory, tag, content)
                 return
             # The list is another now, or a repeated request met the answer to its first try.
-            if self.reread(directory) == made:
+            if self._reread(directory) == made:
                 return
             lease.renew()
             lease.check()
@@ -191,6 +194,8 @@ class Lists:
     def _keep(self, directory: str, known: _Known) -> None:
         with self._lock:
             self._known[directory] = known
+            if self._tags.get(directory) != known.tag:
+                self._changed.add(directory)
             if known.tag is None:
                 self._tags.pop(directory, None)
                 return

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loader.files.regular import open_file
+from nmoe_core.base.cache import cache_dir
 
 DATABASE = "files.sqlite"
 _WAIT_S = 60.0
@@ -166,3 +167,14 @@ def sha256_of(path: str) -> str:
         while piece := file.read(_READ_BYTES):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def scratch_of(url: str, scratch: str | None) -> Path:
+    """The local directory of a root: below `NMOE_SCRATCH`, else below `scratch`, else in the user's
+    cache."""
+    named = os.environ.get("NMOE_SCRATCH") or scratch
+    above = Path(os.path.expanduser(named)) if named else cache_dir() / "scratch"
+    name = url.partition("://")[2].strip("/").replace("/", "-")
+    digest = hashlib.sha256(url.encode()).hexdigest()[:8]
+    # Tasks resolve links of their paths, and these must stay paths of the bucket.
+    return Path(os.path.realpath(above / f"{name}-{digest}"))

@@ -1,4 +1,8 @@
-"""The pieces of unfinished files: objects that are named by their offset in the file."""
+"""The pieces of unfinished files: objects that are named by the writer's turn and the offset.
+
+Each writer takes the turn after the last one that it finds, and first sends again what it
+continues. So pieces of two writers are never joined, even if one of them was only paused.
+"""
 
 import posixpath
 
@@ -15,22 +19,30 @@ class Pieces:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._seen: set[str] = set()
+        self._turns: dict[str, int] = {}
 
     def send(self, path: str, offset: int, piece: bytes) -> None:
         """Send the bytes of a file from `offset` on."""
-        store.write(f"{self._of(path)}/{offset:016d}", piece)
-        self._seen.add(path)
+        if path not in self._turns:
+            self.spans(path)
+        turn = self._turns[path]
+        store.write(f"{self._of(path)}/{turn:06d}-{offset:016d}", piece)
 
-    def spans(self, path: str) -> list[tuple[int, int]]:
-        """Start and end of each piece of a file, in order."""
-        found = [one for one in store.listing(self._of(path)) if one.path.isdecimal()]
-        self._seen.update([path] * bool(found))
-        return sorted((int(one.path), int(one.path) + one.size_bytes) for one in found)
+    def spans(self, path: str) -> list[tuple[str, int, int]]:
+        """Name, start and end of each piece of the last writer, in order; takes the next turn."""
+        found = [one for one in store.listing(self._of(path)) if one.path.count("-") == 1]
+        last = max((one.path.partition("-")[0] for one in found), default="0")
+        self._turns[path] = int(last) + 1
+        spans = []
+        for one in sorted(found):
+            turn, _, offset = one.path.partition("-")
+            if turn == last:
+                spans.append((one.path, int(offset), int(offset) + one.size_bytes))
+        return spans
 
-    def read(self, path: str, offset: int) -> bytes | None:
-        """The piece at an offset; None if it was removed."""
-        return store.read_bytes(f"{self._of(path)}/{offset:016d}")
+    def read(self, path: str, name: str) -> bytes | None:
+        """A piece; None if it was removed."""
+        return store.read_bytes(f"{self._of(path)}/{name}")
 
     def files(self, directory: str) -> list[str]:
         """Unfinished files below a directory, relative to it."""
@@ -38,10 +50,10 @@ class Pieces:
 
     def remove(self, scope: Scope) -> None:
         """Remove the pieces of a scope's files, which are committed now."""
-        for path in [one for one in self._seen if scope.has_draft(one)]:
+        for path in [one for one in self._turns if scope.has_draft(one)]:
             for piece in list(store.listing(self._of(path))):
                 store.remove(f"{self._of(path)}/{piece.path}")
-            self._seen.discard(path)
+            del self._turns[path]
 
     def _of(self, path: str) -> str:
         return join(self._url, f"{DRAFTS}/{path}")

@@ -112,6 +112,14 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
     with ThreadPoolExecutor(_WORKERS) as pool:
         list(pool.map(lambda one: _send(bucket, *one), to_send))
     lease.check()
+    changed = {*new, *removed}
+    for outer in changed:
+        # A manifest must not name files that are being replaced: it is gone until they are there.
+        if any(is_below(one, outer) for one in changed - {outer}):
+            there = bucket.lists.files(outer)
+            gone = {name for name in new[outer] if name in there}
+            if gone:
+                bucket.lists.replace(outer, {}, gone, lease)
     for directory in sorted({*new, *removed}, key=lambda path: (-path.count("/"), path)):
         bucket.lists.replace(directory, new[directory], removed[directory], lease)
         for name, entry in new[directory].items():

@@ -21,6 +21,7 @@ from nmoe_core.base.atomic import (
     failpoint,
     fsync_dir,
     output_lock,
+    remove_dir,
     remove_leftovers,
     replace_dir,
     write_bytes,
@@ -188,8 +189,7 @@ def _replace_shard(staged: Path, final: Path) -> None:
         new = final.with_name(f".{final.name}{TMP_MARK}new")
         shutil.copytree(staged, new, copy_function=_copy_durably)
         fsync_dir(new)
-        if final.exists():
-            shutil.rmtree(final)
+        remove_dir(final)
         os.replace(new, final)
         fsync_dir(final.parent)
 

@@ -4,7 +4,6 @@ the counts."""
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from loader.files.checksummed_json import sealed
 from nmoe_core.base.append_log import AppendLog
-from nmoe_core.base.atomic import clear_left, failpoint, fsync_dir, write_json
+from nmoe_core.base.atomic import clear_left, failpoint, fsync_dir, rename, write_json
 from nmoe_core.base.bucket.draft import keep_draft, restore
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import (
@@ -160,7 +159,7 @@ class PartialRows:
         # Delete the old summary first, so that it never describes the new rows.
         summary.unlink(missing_ok=True)
         failpoint("rename")
-        os.replace(self._log.path, path)
+        rename(self._log.path, path)
         fsync_dir(self._out_dir)
         self._note.unlink(missing_ok=True)
         digest = self._log.sha256

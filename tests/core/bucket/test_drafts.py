@@ -10,6 +10,7 @@ from loader.files.stores import objects, store
 from nmoe_core.base.append_log import AppendLog
 from nmoe_core.base.bucket import paths
 from nmoe_core.base.bucket.draft import Checkpoints, restore_tree
+from nmoe_core.base.errors import LockedError
 from tests.buckets import Killed, Machine, digests_of, killed_at
 
 URL = "s3://corpus/runs/drafts"
@@ -73,7 +74,7 @@ def test_a_missing_piece_ends_the_file_before_it(
 ) -> None:
     one, two = machines
     lose(one, monkeypatch, b"1\n", b"2\n", b"3\n")
-    store.remove(f"{URL}/.nmoe/drafts/answers/a.jsonl/{2:016d}")
+    store.remove(f"{URL}/.nmoe/drafts/answers/a.jsonl/{1:06d}-{2:016d}")
     assert append(two.root / "answers" / "a.jsonl", b"4\n") == [b"1\n"]
     assert append(one.root / "answers" / "a.jsonl") == [b"1\n", b"4\n"]
 
@@ -96,3 +97,26 @@ def test_a_directory_of_unfinished_files_is_restored_as_it_was_sent(
     restore_tree(there)
     assert (there / "shard" / "tokens").read_text() == "firstsecond"
     assert (there / "journal.json").read_text() == "second"
+
+
+def test_pieces_of_a_paused_writer_are_not_joined_with_those_of_the_new_one(
+    machines: tuple[Machine, Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = machines
+    path = Path("labels") / "a.jsonl"
+    paused = AppendLog(one.root / path)
+    paused.append(b"old 1\n")
+
+    def go_on() -> None:
+        with AppendLog(two.root / path) as log:
+            assert [line.payload for line in log.lines()] == [b"old 1\n"]
+            log.append(b"new, and longer\n")
+            paused.append(b"old 2\n")
+            paused.append(b"old 3\n")
+
+    with killed_at(monkeypatch, 1, ("send",)), pytest.raises(Killed):
+        go_on()
+    three = Machine(tmp_path / "three", URL)
+    assert append(three.root / path) == [b"old 1\n", b"new, and longer\n"]
+    with pytest.raises(LockedError):
+        paused.close()

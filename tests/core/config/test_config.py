@@ -294,6 +294,15 @@ def test_a_store_that_cannot_keep_a_run_is_refused_as_its_root(tmp_path: Path, u
         Run(config)
 
 
+def test_a_root_with_credentials_is_refused_without_showing_them(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('root = "s3://KEY:verysecret@bucket/run"\n')
+    with pytest.raises(ConfigError) as caught:
+        Run(config)
+    assert caught.value.code == "E-CONFIG-ROOT"
+    assert "verysecret" not in str(caught.value)
+
+
 def test_data_apart_from_a_root_in_a_bucket_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text('root = "s3://bucket/run"\ndata_root = "data"\n')
