@@ -172,7 +172,7 @@ def remove_dir(path: Path) -> None:
     if os.path.lexists(str(path)):
         old = path.with_name(f".{path.name}{TMP_MARK}old")
         os.replace(str(path), str(old))
-        shutil.rmtree(str(old))
+        shutil.rmtree(old)
 
 
 def rename(staged: Path, final: Path) -> None:
