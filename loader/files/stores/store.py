@@ -62,7 +62,7 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
                 return files.cat_file(path, *span)
             return obstore_client().get(store, key, options={"range": span}).bytes().to_bytes()
         except FileNotFoundError as error:
-            if "NoSuchBucket" in str(error):
+            if _is_without_bucket(error):
                 raise refused(address(url), "read", error) from None
             return None
 
@@ -204,11 +204,16 @@ def write_if(url: str, content: bytes, tag: str | None) -> str | None:
         errors = obstore.exceptions
         mode = "create" if tag is None else {"e_tag": tag}
         try:
+            if tag is not None and url.startswith("gs:"):  # it compares generations, not ETags
+                found = obstore.head(store, key)
+                if _tag(url, found) != tag:
+                    return None
+                mode = {"version": found["version"]}
             return _tag(url, obstore.put(store, key, content, mode=mode))
         except (errors.AlreadyExistsError, errors.PreconditionError):
             return None
         except FileNotFoundError as error:
-            if tag is not None and "NoSuchBucket" not in str(error):
+            if tag is not None and not _is_without_bucket(error):
                 return None  # removed meanwhile
             raise refused(url, "write", error) from None
         except errors.NotSupportedError:
@@ -246,7 +251,12 @@ def listing(url: str) -> Iterator[Listed]:
 def _tag(url: str, meta: Any) -> str:
     if not meta["e_tag"]:
         raise ConfigError("this store has no ETags", where=url, code=STORE_CODE)
-    return str(meta["e_tag"])
+    tag = str(meta["e_tag"])
+    return tag if tag.endswith('"') else f'"{tag}"'  # listings of Azure lack the quotes
+
+
+def _is_without_bucket(error: Exception) -> bool:
+    return "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error)
 
 
 def remove(url: str) -> None:

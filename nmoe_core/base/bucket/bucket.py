@@ -307,6 +307,7 @@ class Bucket:
 
     def _begin(self, scope: Scope, lease: Lease) -> None:
         """Read the lists of the outputs, and give back the files of a killed writer."""
+        lease.check_store(self.directory / OWN / "conditional")
         if any(self.lists.is_directory(output) for output in scope.outputs):
             self.lists.refresh()
         else:

@@ -14,13 +14,16 @@ import time
 import uuid
 from datetime import UTC, datetime
 from math import inf
+from pathlib import Path
 
 from loader.files.nested import json_value
 from loader.files.stores import store
-from nmoe_core.base.errors import LockedError
+from loader.files.stores.clients import STORE_CODE
+from nmoe_core.base.errors import ConfigError, LockedError
 
 RENEW_EVERY_S = 20.0
 EXPIRE_S = 90.0
+_NO_TAG = f'"{0:032}"'
 
 
 class Lease:
@@ -68,6 +71,30 @@ class Lease:
                 return
             self._tag = tag
             self._renewed_s = time.monotonic()
+
+    def check_store(self, marker: Path) -> None:
+        """Raise ConfigError if the store ignores or refuses conditions (E-STORE). A store that has
+        passed is not asked again while `marker` exists."""
+        if marker.exists():
+            return
+        content = self._content() + b"\n"
+        with self._lock:
+            writes_all = any(store.write_if(self._url, content, tag) for tag in (None, _NO_TAG))
+            store.write_if(self._url, content, self._tag)
+            found = store.read_tagged(self._url)
+            if writes_all or found is None or found[0] != content:
+                made = "succeeded" if writes_all else "failed"
+                held = "does not hold" if writes_all else "holds"
+                raise ConfigError(
+                    "this store has no conditional writes",
+                    where=self._url,
+                    found=f"a write {made} although its condition {held}",
+                    expected="If-None-Match and If-Match work for PUT",
+                    do="use another store, or a newer release of its server",
+                    code=STORE_CODE,
+                )
+            self._tag = found[1]
+        marker.touch()
 
     def release(self) -> None:
         """Give the lease back."""
