@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from loader.errors import FormatError, PlanError
+from loader.files.addresses import as_path
 from loader.files.checksummed_json import check_seal, sealed
 from loader.files.format import read_json_object
 from loader.plan.file import PlanFile
@@ -98,7 +99,7 @@ def verify_certificate(path: str | Path) -> Certificate:
     """Read a certificate and recompute it from its plans and the manifests of their data; no token
     file is read. Raises PlanError if the result differs from the file (E-REMIX-CERTIFICATE), and
     the errors of `loader.plan.file.load_plan` for either plan."""
-    path = Path(path)
+    path = as_path(path)
     try:
         value = read_json_object(path, _MAX_BYTES)
         check_seal(value, path, required=True, code="E-REMIX-CERTIFICATE", error=PlanError)

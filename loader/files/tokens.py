@@ -36,7 +36,7 @@ _MAPPED: dict[int, np.ndarray] = {}
 
 
 class _File(NamedTuple):
-    path: str
+    path: Path
     offset_bytes: int
     num_tokens: int
     integers: np.dtype
@@ -98,7 +98,7 @@ class TokenFiles:
 
     def paths(self) -> list[Path]:
         """The path of every file, by its number."""
-        return [Path(file.path) for file in self._files]
+        return [file.path for file in self._files]
 
     def copy(self, position: int, out: np.ndarray) -> None:
         """Copy `len(out)` tokens from `position`, across file ends. Raises PlanError if they go
@@ -218,9 +218,7 @@ def _checked(manifest: Manifest, entry: ShardEntry) -> _File:
     status = os.stat(path)
     size_bytes = status.st_size
     modified_ns = status.st_mtime_ns
-    return _File(
-        str(path), offset_bytes, num_tokens, integers, size_bytes, modified_ns, entry.checksum
-    )
+    return _File(path, offset_bytes, num_tokens, integers, size_bytes, modified_ns, entry.checksum)
 
 
 def _changed(file: _File, found: str) -> FormatError:

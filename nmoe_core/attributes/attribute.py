@@ -267,7 +267,7 @@ class Parts:
     `made_from` are the fingerprints of the output."""
 
     def __init__(self, path: Path, made_from: Fingerprints) -> None:
-        self._directory = path.with_name(f"{path.name}.parts")
+        self._directory = path.with_name(f".{path.name}.parts")
         self._made_from = made_from
 
     def rows(self, texts: Sequence[str], compute: Callable[[], pa.Table]) -> pa.Table:

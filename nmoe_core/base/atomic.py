@@ -187,7 +187,7 @@ def _tell_replaced(directory: Path) -> None:
 
 
 @contextmanager
-def _committed(*outputs: Path) -> Iterator[None]:
+def committing(*outputs: Path) -> Iterator[None]:
     """Hold the lease of outputs in a bucket, and commit them when the block ends without an error.
     Other outputs are committed by their renames."""
     places = [found for found in map(bucket_of, outputs) if found is not None]
@@ -212,7 +212,7 @@ def output_lock(directory: Path, *outputs: Path) -> Iterator[None]:
     with _locked(path) as file:
         remove_leftovers(directory)
         try:
-            with _committed(*outputs):
+            with committing(*outputs):
                 yield
         finally:
             # If the file was removed while it was locked, a waiting process has created a new one.

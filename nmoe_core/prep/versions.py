@@ -184,7 +184,12 @@ def _versions_dir(split_dir: Path) -> Path:
 def _kept(split_dir: Path) -> list[Path]:
     """Directories of the kept versions, newest first."""
     paths = _versions_dir(split_dir.resolve()).glob(f"[!.]*/{MANIFEST_NAME}")
-    return sorted((path.parent for path in paths), key=lambda p: -p.stat().st_mtime_ns)
+    return sorted((path.parent for path in paths), key=_made_at, reverse=True)
+
+
+def _made_at(version: Path) -> tuple[str, int]:
+    manifest = load_manifest(version / MANIFEST_NAME)
+    return str(manifest.extra.get("created_at")), version.stat().st_mtime_ns
 
 
 def _link_version(directory: Path, to: Path) -> None:

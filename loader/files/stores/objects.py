@@ -174,6 +174,8 @@ def root_of(url: str) -> str | None:
 
 
 def _has_list(root: str, directory: str) -> bool:
+    if root in _roots:
+        return True
     return store.read_bytes(_list_url(root, f"{directory}/x")) is not None
 
 

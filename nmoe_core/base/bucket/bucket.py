@@ -12,7 +12,6 @@ its inodes. Kept versions of a split (`.train.versions`) are files like others.
 
 from __future__ import annotations
 
-import errno
 import os
 import posixpath
 import stat as kinds
@@ -29,7 +28,14 @@ from loader.files.stores.objects import OWN, Entry, root_of
 from nmoe_core.base.bucket import paths
 from nmoe_core.base.bucket.lease import Lease
 from nmoe_core.base.bucket.lists import Lists
-from nmoe_core.base.bucket.local import LocalFiles, scratch_of, sha256_of
+from nmoe_core.base.bucket.local import (
+    LocalFiles,
+    made_status,
+    missing_at,
+    scratch_of,
+    sha256_of,
+    status_at,
+)
 from nmoe_core.base.bucket.pieces import Pieces
 from nmoe_core.base.bucket.scope import Parts, Scope, claim, commit, is_of_machine, local_files
 from nmoe_core.base.bucket.writers import Writers
@@ -68,11 +74,12 @@ class Bucket:
         """The address of a path in the bucket."""
         return join(self.url, path) if path else self.url
 
+    def __reduce__(self) -> tuple[Callable[..., Bucket], tuple[Any, ...]]:
+        return open_bucket, (self.url, self.scratch, self.scratch_gib)
+
     def recipe(self, path: str) -> tuple[Callable[..., Path], tuple[Any, ...]]:
         """How another process opens a path of this bucket."""
         return open_path, (self.url, self.scratch, self.scratch_gib, path)
-
-    # What readers ask.
 
     def ensure(self, path: str) -> None:
         """Fetch a file unless its current version is on this machine. In a writer's scope, files
@@ -82,7 +89,7 @@ class Bucket:
         if not path or is_of_machine(path):
             return
         scope = self._scope_of(path)
-        entry = self.lists.entry(path)
+        entry = self._entry(path)
         directory, name = posixpath.split(path)
         for changed in self.lists.take_changed():
             self._ready.pop(changed, None)
@@ -104,7 +111,7 @@ class Bucket:
         """Whether questions about a path are answered by the file on this machine."""
         if is_of_machine(path):
             return True
-        status = _status(self.prefix + path)
+        status = status_at(self.prefix + path)
         if status is None:
             return False
         if kinds.S_ISDIR(status.st_mode) or self._is_open(path):
@@ -119,7 +126,7 @@ class Bucket:
         entry = self._current_entry(path)
         if entry is None:
             return None
-        status = _status(self.prefix + path)
+        status = status_at(self.prefix + path)
         if status is not None and self._is_open(path):
             copy = self.local.find(path, status)
             return None if copy is None else copy.sha256
@@ -145,7 +152,7 @@ class Bucket:
     def names(self, path: str) -> list[str]:
         """Names in a directory, sorted. Raises FileNotFoundError if it does not exist."""
         if not self.is_dir(path):
-            raise _missing(self.prefix + path)
+            raise missing_at(self.prefix + path)
         found: set[str] = set()
         with suppress(FileNotFoundError):
             for name in os.listdir(self.prefix + path):
@@ -168,15 +175,15 @@ class Bucket:
         entry = self._current_entry(path)
         if entry is not None:
             inode = int(entry.sha256[:12], 16)
-            return _made_status(kinds.S_IFREG | 0o644, inode, entry.size_bytes)
+            return made_status(kinds.S_IFREG | 0o644, inode, entry.size_bytes)
         if self.is_dir(path):
-            return _made_status(kinds.S_IFDIR | 0o755, 0, 0)
-        raise _missing(self.prefix + path)
+            return made_status(kinds.S_IFDIR | 0o755, 0, 0)
+        raise missing_at(self.prefix + path)
 
     # What writers do.
 
     @contextmanager
-    def writing(self, *outputs: str) -> Iterator[None]:
+    def writing(self, *outputs: str) -> Iterator[Scope | None]:
         """Hold the lease of `outputs`, files or directories, and commit them when the block ends
         without an error. Inside of another writer's scope, that writer commits them.
 
@@ -185,7 +192,7 @@ class Bucket:
         """
         shared = [path for path in outputs if not is_of_machine(path)]
         if not shared or any(all(map(scope.covers, shared)) for scope in self._scopes):
-            yield
+            yield None
             return
         where = self.url_of(shared[0])
         lease = Lease(join(self.url, f"{LEASES}/{shared[0]}.json"), where)
@@ -195,7 +202,7 @@ class Bucket:
                 self._begin(scope, lease)
                 self._scopes.append(scope)
                 try:
-                    yield
+                    yield scope
                     commit(self._parts, scope, lease)
                     self.pieces.remove(scope)
                 finally:
@@ -213,8 +220,9 @@ class Bucket:
         if scope is not None:
             scope.removed.add(path)
             return True
-        with self.writing(path):
-            self._scopes[-1].removed.add(path)
+        with self.writing(path) as own:
+            assert own is not None
+            own.removed.add(path)
             with suppress(FileNotFoundError):
                 os.unlink(self.prefix + path)
         return True
@@ -235,15 +243,27 @@ class Bucket:
 
     def _current_entry(self, path: str) -> Entry | None:
         """The entry of a file, unless a writer of this process has removed it."""
-        entry = None if is_of_machine(path) else self.lists.entry(path)
+        entry = None if is_of_machine(path) else self._entry(path)
         scope = self._scope_of(path)
         return None if scope is not None and scope.is_removed(path) else entry
+
+    def _entry(self, path: str) -> Entry | None:
+        """The entry of a file. If another process of this machine has fetched or committed another
+        version, the list is read anew."""
+        entry = self.lists.entry(path)
+        status = status_at(self.prefix + path)
+        copy = None if status is None else self.local.find(path, status)
+        if copy is None or (entry is not None and copy.sha256 == entry.sha256):
+            return entry
+        entry = self._reread(path)
+        if entry is None or entry.sha256 != copy.sha256:
+            self.local.forget(path)
+        return entry
 
     def _is_current(self, path: str, entry: Entry) -> bool:
         """Whether the file on this machine is the current one, or one that a writer is changing."""
         text = self.prefix + path
-        status = _status(text)
-        if status is None:
+        if (status := status_at(text)) is None:
             return False
         copy = self.local.find(path, status)
         if copy is not None and copy.sha256 == entry.sha256:
@@ -376,20 +396,3 @@ def path_at(url: str) -> paths.BucketPath | None:
         return None
     bucket = open_bucket(root)
     return paths.BucketPath(bucket.directory, url[len(root) :].strip("/"))
-
-
-def _status(text: str) -> os.stat_result | None:
-    try:
-        return os.stat(text)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _made_status(mode: int, inode: int, size_bytes: int) -> os.stat_result:
-    """The status of a file that no disk has; its times are the start of the epoch."""
-    times = {f"st_{name}time_ns": 0 for name in "amc"}
-    return os.stat_result((mode, inode, 0, 1, 0, 0, size_bytes, 0, 0, 0), times)
-
-
-def _missing(text: str) -> FileNotFoundError:
-    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)

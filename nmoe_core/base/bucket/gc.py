@@ -25,16 +25,7 @@ def collect(bucket: Bucket, *, is_dry: bool = True) -> dict[str, Any]:
     """
     _refuse_writers(bucket)
     now = datetime.now(UTC)
-    named: set[str] = set()
-    directories: set[str] = set()
-    for one in store.listing(join(bucket.url, LISTS)):
-        if not one.path.endswith(LIST_NAME):
-            continue
-        url = join(bucket.url, f"{LISTS}/{one.path}")
-        content = store.read_bytes(url)
-        if content is not None:
-            named.update(entry.object for entry in read_list(content, url).files.values())
-            directories.add(one.path.rpartition("/")[0])
+    named, directories = _named(bucket)
     found: list[store.Listed] = []
     num_kept = 0
     for one in store.listing(bucket.url):
@@ -45,7 +36,9 @@ def collect(bucket: Bucket, *, is_dry: bool = True) -> dict[str, Any]:
         else:
             num_kept += is_object
     if not is_dry:
-        _refuse_writers(bucket)  # a writer may name an object again that no list named
+        _refuse_writers(bucket)
+        named, _ = _named(bucket)  # a writer may have named an object again
+        found = [one for one in found if one.path not in named]
         for one in found:
             store.remove(join(bucket.url, one.path))
     return {
@@ -55,6 +48,21 @@ def collect(bucket: Bucket, *, is_dry: bool = True) -> dict[str, Any]:
         "kept_objects": num_kept,
         "root": bucket.url,
     }
+
+
+def _named(bucket: Bucket) -> tuple[set[str], set[str]]:
+    """The objects that lists name, and the directories that have a list."""
+    named: set[str] = set()
+    directories: set[str] = set()
+    for one in store.listing(join(bucket.url, LISTS)):
+        if not one.path.endswith(LIST_NAME):
+            continue
+        url = join(bucket.url, f"{LISTS}/{one.path}")
+        content = store.read_bytes(url)
+        if content is not None:
+            named.update(entry.object for entry in read_list(content, url).files.values())
+            directories.add(one.path.rpartition("/")[0])
+    return named, directories
 
 
 def _is_ours(path: str, directories: set[str]) -> bool:

@@ -12,10 +12,12 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
 
+from loader.errors import PlanError
 from loader.files.nested import json_value
 from loader.files.stores import store
 from loader.files.stores.clients import STORE_CODE
@@ -23,6 +25,7 @@ from nmoe_core.base.errors import ConfigError, LockedError
 
 RENEW_EVERY_S = 20.0
 EXPIRE_S = 90.0
+_LOOKS = 10  # in the time between two renewals
 _NO_TAG = f'"{0:032}"'
 
 
@@ -102,7 +105,8 @@ class Lease:
         with self._lock:
             # Later another process may have taken it over, and this would remove its lease.
             if not self.is_lost and time.monotonic() - self._renewed_s < EXPIRE_S / 2:
-                store.remove(self._url)
+                with suppress(PlanError):  # the store is down: the lease expires
+                    store.remove(self._url)
 
     def _content(self) -> bytes:
         return json.dumps({"owner": self._owner, "number": self.number}).encode()
@@ -119,9 +123,12 @@ class Lease:
         if content == self._content():  # a repeated request finds the answer to its first try
             return tag
         owner, number = _owner_of(content)
-        age_s = _age_s(self._url)
-        if age_s < EXPIRE_S:
-            raise self._locked(f"{owner}, {age_s:.0f} s ago")
+        # The owner may be dead: only a renewal shows that it works.
+        while not _is_dead(owner) and _age_s(self._url) < EXPIRE_S:
+            time.sleep(RENEW_EVERY_S / _LOOKS)
+            now = store.read_tagged(self._url)
+            if now is None or now[1] != tag:
+                raise self._locked(owner)
         self.number = number + 1
         self.is_taken_over = True
         mine = store.write_if(self._url, self._content(), tag)
@@ -134,7 +141,7 @@ class Lease:
             "another process is writing this output",
             where=self._where,
             found=f"lease of {owner}",
-            do=f"wait until that process ends; a lease expires {EXPIRE_S:.0f} s after it ended",
+            do="wait until that process ends, or end it, and run again",
         )
 
 
@@ -155,6 +162,21 @@ def _owner_of(content: bytes) -> tuple[str, int]:
         return str(value["owner"]), int(value["number"])
     except (ValueError, KeyError, TypeError):
         return "unknown", 0
+
+
+def _is_dead(owner: str) -> bool:
+    """Whether the owner was a process of this machine that has ended."""
+    host, _, rest = owner.partition(":")
+    pid = rest.partition(":")[0]
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):
+        return False
+    return False
 
 
 def _age_s(url: str) -> float:

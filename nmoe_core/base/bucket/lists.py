@@ -86,16 +86,16 @@ class Lists:
 
     def refresh(self) -> None:
         """Ask the bucket which lists have changed."""
-        started = time.monotonic()
-        found: dict[str, str] = {}
-        empty: set[str] = set()
-        for one in store.listing(join(self._url, LISTS)):
-            directory, name = posixpath.split(one.path)
-            if name == LIST_NAME:
-                found[directory] = one.tag
-                if one.size_bytes < _LEAST_BYTES:
-                    empty.add(directory)
-        with self._lock:
+        with self._lock:  # a commit of another thread is not forgotten
+            started = time.monotonic()
+            found: dict[str, str] = {}
+            empty: set[str] = set()
+            for one in store.listing(join(self._url, LISTS)):
+                directory, name = posixpath.split(one.path)
+                if name == LIST_NAME:
+                    found[directory] = one.tag
+                    if one.size_bytes < _LEAST_BYTES:
+                        empty.add(directory)
             self._changed |= {path for path, tag in self._tags.items() if found.get(path) != tag}
             self._tags = found
             self._empty = empty

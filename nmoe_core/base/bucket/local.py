@@ -6,6 +6,7 @@ kept below its limit: the files that were used least recently are deleted, excep
 last minutes.
 """
 
+import errno
 import hashlib
 import os
 import sqlite3
@@ -178,3 +179,22 @@ def scratch_of(url: str, scratch: str | None) -> Path:
     digest = hashlib.sha256(url.encode()).hexdigest()[:8]
     # Tasks resolve links of their paths, and these must stay paths of the bucket.
     return Path(os.path.realpath(above / f"{name}-{digest}"))
+
+
+def status_at(text: str) -> os.stat_result | None:
+    """The status of a path of this machine; None if it does not exist."""
+    try:
+        return os.stat(text)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def made_status(mode: int, inode: int, size_bytes: int) -> os.stat_result:
+    """The status of a file that no disk has; its times are the start of the epoch."""
+    times = {f"st_{name}time_ns": 0 for name in "amc"}
+    return os.stat_result((mode, inode, 0, 1, 0, 0, size_bytes, 0, 0, 0), times)
+
+
+def missing_at(text: str) -> FileNotFoundError:
+    """The error for a path that does not exist."""
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)

@@ -34,8 +34,9 @@ class Files(Protocol):
     def url_of(self, path: str) -> str: ...
     def remove(self, path: str) -> bool: ...
     def replaced(self, directory: str) -> None: ...
+    def refresh(self) -> None: ...
     def committed_bytes(self, path: str) -> int: ...
-    def writing(self, *outputs: str) -> AbstractContextManager[None]: ...
+    def writing(self, *outputs: str) -> AbstractContextManager[object]: ...
     def recipe(self, path: str) -> tuple[Callable[..., Path], tuple[Any, ...]]: ...
 
 
@@ -66,6 +67,12 @@ def bucket_of(path: str | os.PathLike[str]) -> tuple[Files, str] | None:
         if text.startswith(bucket.prefix):
             return bucket, text[len(bucket.prefix) :]
     return None
+
+
+def refresh_all() -> None:
+    """Ask the buckets of this process for changes, after other processes have worked."""
+    for bucket in _buckets:
+        bucket.refresh()
 
 
 def local_path(path: Path) -> Path:
@@ -143,9 +150,13 @@ class BucketPath(type(Path())):  # type: ignore[misc]
             yield self / name
 
     def glob(self, pattern: str, **_: Any) -> Generator[Any, None, None]:
-        """Paths below this one that match a relative pattern; `**` is not supported."""
+        """Paths below this one that match a relative pattern; `**` is any number of directories."""
         paths: list[Any] = [self]
         for part in PurePath(pattern).parts:
+            if part == "**":
+                inner = [one for path in paths for one in path.rglob("*") if one.is_dir()]
+                paths = [*dict.fromkeys([*paths, *inner])]
+                continue
             below = [path for above in paths if above.is_dir() for path in above.iterdir()]
             paths = [path for path in below if fnmatchcase(path.name, part)]
         yield from paths

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
+from nmoe_core.base.bucket.paths import refresh_all
 from nmoe_core.base.compute.pool import Initializer, Item, Map, Result, Worker, open_process_pool
 from nmoe_core.base.compute.tables import ComputeTable
 
@@ -81,6 +82,8 @@ def map_shards(
     if idle is None or not keep or not is_pool:
         with open_pool(compute, initializer) as pool:
             yield from pool(fn, items)
+        if compute != HERE:
+            refresh_all()
         return
     kept = next((one for one in idle if one.workers == compute.workers), None)
     if kept is None:
@@ -90,6 +93,7 @@ def map_shards(
         idle.remove(kept)  # a map that begins meanwhile opens its own pool
     with kept.stack:
         yield from kept.map(fn, items)
+        refresh_all()
         if idle is _idle:
             idle.append(kept._replace(stack=kept.stack.pop_all()))
 

@@ -106,8 +106,8 @@ def calibrate(
                 found = [_scored(*grader, labels, test, costs) for grader in graders]
             with output_lock(out_dir):
                 keep_scores(kept, scored, found)
-        if costs:  # write the cost before the summary: once it exists, no document is scored again
-            write_json(out_dir / COST_NAME, {"graders": costs})
+                # before the summary: once it exists, no document is scored again
+                write_json(out_dir / COST_NAME, {"graders": costs})
         return [(group(val), None if rows is None else group(rows)) for val, rows in found]
 
     tokens_before = sum(scorer.tokens_processed for scorer, _ in graders)

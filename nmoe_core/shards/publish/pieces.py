@@ -19,6 +19,7 @@ from loader.files.format import (
 from loader.files.regular import read_file
 from loader.plan.file import load_plan
 from loader.plan.records import PLAN_FORMATS
+from nmoe_core.base.atomic import committing
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.base.fingerprint import sha256_file
 from nmoe_core.shards.manifest import entry_row, files_beside, named_files
@@ -104,7 +105,8 @@ def _blocks_of(manifest: Manifest) -> Path:
         read_blocks(path, manifest)
         return path
     except FormatError:
-        return write_blocks(manifest)
+        with committing(path):
+            return write_blocks(manifest)
 
 
 def _below(path: Path, root: Path) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from loader.files.format import Manifest
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import CurationError
 from nmoe_core.config.tree import Tree
 from nmoe_core.curate.takedown.record import taken_down
@@ -34,6 +35,6 @@ def errors_of_left(manifests: Iterable[Manifest]) -> Iterator[CurationError]:
 def require_none_left(path: Path) -> None:
     """Raise the first error of `errors_of_left` for a local plan or manifest; raises also as
     `opened`."""
-    with opened(str(path)) as data:
+    with opened(shown(path)) as data:
         for error in errors_of_left(data.manifests):
             raise error

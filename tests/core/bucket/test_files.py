@@ -174,8 +174,9 @@ def test_a_writer_that_fails_changes_nothing_and_the_next_one_gets_its_files(
 
 
 def test_a_second_writer_is_refused_while_the_first_one_works(
-    machines: tuple[Machine, Machine],
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("nmoe_core.base.bucket.lease.RENEW_EVERY_S", 0.1)
     one, two = machines
     with output_lock(one.root / "data"):
         with pytest.raises(LockedError, match="another process is writing this output") as caught:
