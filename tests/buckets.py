@@ -11,10 +11,12 @@ import pytest
 
 from loader.files.stores import store
 from loader.files.stores.objects import LIST_NAME, LISTS, Entry, read_list
+from nmoe_core.base.atomic import output_lock, write_bytes
 from nmoe_core.base.bucket import paths
 from nmoe_core.base.bucket.bucket import Bucket
 from nmoe_core.base.bucket.paths import BucketPath
 
+URL = "s3://corpus/runs/web"
 WRITES = ("write_if", "send", "write", "remove")
 READS = ("read_tagged", "read_bytes", "copy", "listing")
 
@@ -30,6 +32,13 @@ class Machine:
     def looks_again(self) -> None:
         """Ask the bucket for changes now instead of some seconds later."""
         self.bucket.refresh()
+
+
+def put(root: Path, **files: bytes) -> None:
+    """Commit files as `data/NAME`."""
+    with output_lock(root / "data"):
+        for name, content in files.items():
+            write_bytes(root / "data" / name, content)
 
 
 class Killed(BaseException):

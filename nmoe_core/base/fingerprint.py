@@ -17,12 +17,12 @@ from loader.errors import FormatError, NmoeError
 from loader.files.checksummed_json import RESTORE, check_seal, sealed
 from loader.files.format import read_json_object
 from loader.files.nested import json_value
-from loader.files.regular import open_file, read_file
+from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_json
+from nmoe_core.base.bucket.local import sha256_of_bytes
 from nmoe_core.base.bucket.paths import listed_digest
 
 Fingerprints = dict[str, str]
-_READ_BYTES = 4 * 2**20
 # The coarsest resolution of file times: 2 s, on FAT.
 _CLOCK_NS = 2 * 10**9
 
@@ -37,21 +37,6 @@ def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file. The digest of a file in a bucket is taken from its list."""
     listed = listed_digest(path)
     return sha256_of_bytes(path) if listed is None else listed
-
-
-def sha256_of_bytes(path: Path) -> str:
-    """Hex SHA-256 of a file, always of its bytes.
-
-    The file is read in large pieces, so that a hashing thread seldom waits for the GIL.
-    """
-    digest = hashlib.sha256()
-    with open_file(path, buffering=0) as file:
-        # Clearing a large buffer takes longer than hashing a small file.
-        size_bytes = os.fstat(file.fileno()).st_size
-        piece = memoryview(bytearray(min(_READ_BYTES, max(size_bytes, 2**16))))
-        while size := file.readinto(piece):
-            digest.update(piece[:size])
-    return digest.hexdigest()
 
 
 def sha256_json(value: Any) -> str:

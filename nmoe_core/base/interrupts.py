@@ -103,3 +103,14 @@ def _send_again(ignored: Any) -> None:
             # An exception raised in this hook is ignored as well.
             return _send_later(asked)
     _hook_before(ignored)
+
+
+def is_running(process: str) -> bool:
+    """Whether a process of this machine, given by its id as text, has not ended."""
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from loader.files.addresses import as_path
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
 from loader.plan.settings import DEFAULT_TOKENIZER
@@ -95,7 +96,7 @@ def files_of_directory(directory: Path) -> list[ShardInspection]:
 def inspect_shards(manifest: str | PathLike[str]) -> list[ShardInspection]:
     """Inspect the shard files of a manifest, given by its file or directory. Raises FormatError if
     the manifest is missing or cannot be read."""
-    path = Path(manifest)
+    path = as_path(manifest)
     named = load_manifest(path / MANIFEST_NAME if path.is_dir() else path)
     for file in (files := files_of_manifest(named)):
         inspect_file(file, named.eos_token_id, named.vocab_size)

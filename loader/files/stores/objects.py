@@ -12,9 +12,10 @@ the errors of `loader.files.stores.store`, and FormatError if a list is damaged 
 
 import json
 import posixpath
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from loader.errors import FormatError
 from loader.files.addresses import address, is_url, join, parent
@@ -22,6 +23,7 @@ from loader.files.checksummed_json import check_seal, sealed
 from loader.files.nested import json_value
 from loader.files.stores import store
 
+T = TypeVar("T")
 OWN = ".nmoe"
 LISTS = f"{OWN}/files"
 LIST_NAME = "files.json"
@@ -62,6 +64,12 @@ def object_key(path: str, sha256: str) -> str:
     """The object of a version of the file `path`: its name with the start of its digest."""
     stem, suffix = posixpath.splitext(path)
     return f"{stem}.{sha256[:_DIGEST_CHARS]}{suffix}"
+
+
+def is_version(key: str) -> bool:
+    """Whether an object has a name that `object_key` makes."""
+    parts = key.rpartition("/")[2].split(".")[-2:]
+    return any(re.fullmatch(f"[0-9a-f]{{{_DIGEST_CHARS}}}", part) for part in parts)
 
 
 def read_list(content: bytes, where: str) -> FileList:
@@ -107,29 +115,26 @@ def forget_roots() -> None:
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
     """`store.read_bytes` of a path."""
-    place = _placed(url)
-    content = None if place is None else store.read_bytes(place, span)
-    if content is None and (place := _found(url, place)) is not None:
-        content = store.read_bytes(place, span)
-    return content
+    return _read(url, lambda place: store.read_bytes(place, span))
 
 
 def copy(url: str, local: Path, max_bytes: int = store.MAX_COPY_BYTES) -> str | None:
     """`store.copy` of a path."""
-    place = _placed(url)
-    digest = None if place is None else store.copy(place, local, max_bytes)
-    if digest is None and (place := _found(url, place)) is not None:
-        digest = store.copy(place, local, max_bytes)
-    return digest
+    return _read(url, lambda place: store.copy(place, local, max_bytes))
 
 
 def copy_start(url: str, local: Path, num_bytes: int) -> bool:
     """`store.copy_start` of a path."""
+    return bool(_read(url, lambda place: store.copy_start(place, local, num_bytes) or None))
+
+
+def _read(url: str, read: Callable[[str], T | None]) -> T | None:
+    """What `read` makes of the place of a path; None if the path is missing."""
     place = _placed(url)
-    if place is not None and store.copy_start(place, local, num_bytes):
-        return True
-    place = _found(url, place)
-    return place is not None and store.copy_start(place, local, num_bytes)
+    found = None if place is None else read(place)
+    if found is None and (place := _found(url, place)) is not None:
+        found = read(place)
+    return found
 
 
 def _placed(url: str) -> str | None:
@@ -137,8 +142,12 @@ def _placed(url: str) -> str | None:
     if not is_url(url):
         return url
     url = address(url)
-    root = next((root for root in _roots if url.startswith(f"{root}/")), None)
+    root = _known_root(url)
     return url if root is None else _in_root(root, url)
+
+
+def _known_root(url: str) -> str | None:
+    return next((root for root in _roots if url.startswith(f"{root}/")), None)
 
 
 def _found(url: str, tried: str | None) -> str | None:
@@ -147,9 +156,7 @@ def _found(url: str, tried: str | None) -> str | None:
     url = address(url)
     if not is_url(url) or "?" in url:
         return None
-    root = next((root for root in _roots if url.startswith(f"{root}/")), None) or root_of(
-        parent(url)
-    )
+    root = _known_root(url) or root_of(parent(url))
     if root is None:
         return None
     _roots.add(root)

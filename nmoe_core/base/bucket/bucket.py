@@ -33,7 +33,7 @@ from nmoe_core.base.bucket.local import (
     made_status,
     missing_at,
     scratch_of,
-    sha256_of,
+    sha256_of_bytes,
     status_at,
 )
 from nmoe_core.base.bucket.pieces import Pieces
@@ -88,13 +88,14 @@ class Bucket:
         text = self.prefix + path
         if not path or is_of_machine(path):
             return
-        scope = self._scope_of(path)
-        entry = self._entry(path)
         directory, name = posixpath.split(path)
+        self.lists.files(directory)  # if the lists are old, this finds what has changed
         for changed in self.lists.take_changed():
             self._ready.pop(changed, None)
         if name in self._ready[directory] and os.path.lexists(text):
             return
+        scope = self._scope_of(path)
+        entry = self._entry(path)
         if entry is None:
             if self.lists.is_directory(path):
                 os.makedirs(text, exist_ok=True)
@@ -274,7 +275,7 @@ class Bucket:
         # Before a local file is replaced, its list is read anew: another process of this machine
         # may have committed the file.
         entry = self._reread(path) or entry
-        if status.st_size != entry.size_bytes or sha256_of(text) != entry.sha256:
+        if status.st_size != entry.size_bytes or sha256_of_bytes(text) != entry.sha256:
             return False
         self.local.keep(path, status, entry.sha256, entry.object)
         return True
@@ -352,7 +353,7 @@ class Bucket:
         text = self.prefix + path
         if entry is None or self.local.find(path, os.stat(text)) is not None:
             return
-        if self.local.last_digest(path) != entry.sha256 and sha256_of(text) != entry.sha256:
+        if self.local.last_digest(path) != entry.sha256 and sha256_of_bytes(text) != entry.sha256:
             os.unlink(text)
             self.local.forget(path)
 

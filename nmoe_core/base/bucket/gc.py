@@ -6,7 +6,7 @@ from typing import Any
 
 from loader.files.addresses import join
 from loader.files.stores import store
-from loader.files.stores.objects import LIST_NAME, LISTS, OWN, read_list
+from loader.files.stores.objects import LIST_NAME, LISTS, OWN, is_version, read_list
 from nmoe_core.base.bucket.bucket import LEASES, Bucket
 from nmoe_core.base.bucket.lease import EXPIRE_S
 from nmoe_core.base.bucket.pieces import DRAFTS
@@ -67,13 +67,7 @@ def _named(bucket: Bucket) -> tuple[set[str], set[str]]:
 
 def _is_ours(path: str, directories: set[str]) -> bool:
     """Whether an object has the name of a file's version, in a directory that has a list."""
-    directory, _, name = path.rpartition("/")
-    digest = name.split(".")[-2:]
-    return directory in directories and any(_is_digest(part) for part in digest)
-
-
-def _is_digest(part: str) -> bool:
-    return len(part) == 16 and all(char in "0123456789abcdef" for char in part)
+    return path.rpartition("/")[0] in directories and is_version(path)
 
 
 def _refuse_writers(bucket: Bucket) -> None:

@@ -22,6 +22,7 @@ from loader.files.nested import json_value
 from loader.files.stores import store
 from loader.files.stores.clients import STORE_CODE
 from nmoe_core.base.errors import ConfigError, LockedError
+from nmoe_core.base.interrupts import is_running
 
 RENEW_EVERY_S = 20.0
 EXPIRE_S = 90.0
@@ -168,15 +169,7 @@ def _is_dead(owner: str) -> bool:
     """Whether the owner was a process of this machine that has ended."""
     host, _, rest = owner.partition(":")
     pid = rest.partition(":")[0]
-    if host != socket.gethostname() or not pid.isdecimal():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):
-        return False
-    return False
+    return host == socket.gethostname() and pid.isdecimal() and not is_running(pid)
 
 
 def _age_s(url: str) -> float:

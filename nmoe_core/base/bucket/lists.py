@@ -108,13 +108,14 @@ class Lists:
         return self._reread(directory).files
 
     def _reread(self, directory: str) -> FileList:
-        url = self._list_url(directory)
-        found = store.read_tagged(url)
-        if found is None:
-            known = _Known(None, _EMPTY)
-        else:
+        return self._take(directory, store.read_tagged(self._list_url(directory)))
+
+    def _take(self, directory: str, found: tuple[bytes, str] | None) -> FileList:
+        """Keep a list that was read with its ETag."""
+        known = _Known(None, _EMPTY)
+        if found is not None:
             content, tag = found
-            known = _Known(tag, read_list(content, url))
+            known = _Known(tag, read_list(content, self._list_url(directory)))
             self._local.keep_list(directory, tag, content)
         self._keep(directory, known)
         return known.files
@@ -167,17 +168,11 @@ class Lists:
             for directory in missing:
                 self.reread(directory)
             return
-        # Threads read and parse; only this thread holds the lock and keeps what they read.
+        # Threads only read: this thread holds the lock and keeps what they read.
         with ThreadPoolExecutor(_WORKERS) as pool:
             found = pool.map(store.read_tagged, map(self._list_url, missing))
             for directory, one in zip(missing, found, strict=True):
-                if one is None:
-                    self._keep(directory, _Known(None, _EMPTY))
-                    continue
-                content, tag = one
-                files = read_list(content, self._list_url(directory))
-                self._keep(directory, _Known(tag, files))
-                self._local.keep_list(directory, tag, content)
+                self._take(directory, one)
 
     def _recall(self, directory: str) -> bool:
         """Whether the current list of a directory is known, or has a local copy."""

@@ -58,7 +58,6 @@ class LocalFiles:
         self._own = own
         self._max_bytes = max_bytes
         self._threads = threading.local()
-        self._fetched_bytes = 0
 
     def find(self, path: str, status: os.stat_result) -> Copy | None:
         """The record of a file that has not changed since; None if there is none."""
@@ -161,12 +160,18 @@ class LocalFiles:
         yield database
 
 
-def sha256_of(path: str) -> str:
-    """Hex SHA-256 of the bytes of a file of this machine."""
+def sha256_of_bytes(path: str | Path) -> str:
+    """Hex SHA-256 of a file, always of its bytes.
+
+    The file is read in large pieces, so that a hashing thread seldom waits for the GIL.
+    """
     digest = hashlib.sha256()
     with open_file(path, buffering=0) as file:
-        while piece := file.read(_READ_BYTES):
-            digest.update(piece)
+        # Clearing a large buffer takes longer than hashing a small file.
+        size_bytes = os.fstat(file.fileno()).st_size
+        piece = memoryview(bytearray(min(_READ_BYTES, max(size_bytes, 2**16))))
+        while size := file.readinto(piece):
+            digest.update(piece[:size])
     return digest.hexdigest()
 
 

@@ -16,7 +16,7 @@ from loader.files.stores import store
 from loader.files.stores.objects import Entry, object_key
 from nmoe_core.base.bucket.lease import Lease
 from nmoe_core.base.bucket.lists import Lists
-from nmoe_core.base.bucket.local import LocalFiles, sha256_of
+from nmoe_core.base.bucket.local import LocalFiles, sha256_of_bytes
 
 TMP_MARK = ".tmp."
 _VERSIONS = ".versions"
@@ -91,7 +91,7 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
         present.add(path)
         status = os.stat(bucket.prefix + path)
         copy = bucket.local.find(path, status)
-        digest = sha256_of(bucket.prefix + path) if copy is None else copy.sha256
+        digest = sha256_of_bytes(bucket.prefix + path) if copy is None else copy.sha256
         listed = bucket.lists.entry(path)
         if listed is not None and listed.sha256 == digest:
             if copy is None:
@@ -120,7 +120,7 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
             gone = {name for name in new[outer] if name in there}
             if gone:
                 bucket.lists.replace(outer, {}, gone, lease)
-    for directory in sorted({*new, *removed}, key=lambda path: (-path.count("/"), path)):
+    for directory in sorted(changed, key=lambda path: (-path.count("/"), path)):
         bucket.lists.replace(directory, new[directory], removed[directory], lease)
         for name, entry in new[directory].items():
             path = posixpath.join(directory, name)

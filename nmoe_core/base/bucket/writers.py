@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from loader.files.regular import open_file
+from nmoe_core.base.bucket.scope import is_below
 
 
 class Writers:
@@ -51,7 +52,7 @@ def _covers(writer: Path, path: str) -> bool:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 outputs = json.loads(file.read() or "[]")
-                return any(path == one or path.startswith(f"{one}/") for one in outputs)
+                return any(is_below(path, one) for one in outputs)
             writer.unlink(missing_ok=True)  # its process was killed
             return False
     except FileNotFoundError:

@@ -10,7 +10,6 @@ end. `.gz` and `.zst` files are decompressed to a temporary file on disk.
 import glob
 import hashlib
 import mmap
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import numpy as np
 
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock
 from nmoe_core.base.errors import CurationError
+from nmoe_core.base.interrupts import is_running
 from nmoe_core.base.jsonl import lines_of, parse_object, text_of
 from nmoe_core.sources.storage import COMPRESSED, open_plain
 
@@ -112,19 +112,9 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
             for left in directory.glob(f"{pattern}{TMP_MARK}*"):
                 # Temporary files of pictures and token counts may belong to a running process that
                 # writes another output.
-                if not _is_running(left.name.rpartition(".")[2]):
+                if not is_running(left.name.rpartition(".")[2]):
                     left.unlink(missing_ok=True)
         yield
-
-
-def _is_running(process: str) -> bool:
-    try:
-        os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def write_array(path: Path, array: np.ndarray) -> None:

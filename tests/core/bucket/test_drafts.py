@@ -1,32 +1,22 @@
 """Unfinished files of a lost machine: the next one continues them and does no paid work twice."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from loader.files.stores import objects, store
+from loader.files.stores import store
 from nmoe_core.base.append_log import AppendLog
-from nmoe_core.base.bucket import paths
 from nmoe_core.base.bucket.draft import Checkpoints, restore_tree
 from nmoe_core.base.errors import LockedError
-from tests.buckets import Killed, Machine, digests_of, killed_at
-
-URL = "s3://corpus/runs/drafts"
+from tests.buckets import URL, Killed, Machine, digests_of, killed_at
 
 
-@pytest.fixture
-def machines(
-    s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Machine, Machine]]:
-    """Two machines whose leases expire at once, and which send at every append."""
+@pytest.fixture(autouse=True)
+def _at_once(machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases expire at once, and each append is sent."""
     monkeypatch.setattr("nmoe_core.base.bucket.lease.EXPIRE_S", -3600.0)
     monkeypatch.setattr("nmoe_core.base.bucket.draft.SEND_EVERY_S", 0.0)
     monkeypatch.setattr("nmoe_core.base.bucket.draft.CHECKPOINT_EVERY_S", 0.0)
-    yield Machine(tmp_path / "one", URL), Machine(tmp_path / "two", URL)
-    paths.forget_all()
-    objects.forget_roots()
 
 
 def append(path: Path, *lines: bytes) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +16,8 @@ from nmoe_core.base.bucket.gc import collect
 from nmoe_core.base.bucket.lists import Lists
 from nmoe_core.base.errors import FormatError, LockedError
 from nmoe_core.base.fingerprint import sha256_file, sha256_of_bytes
-from tests.buckets import Machine, counted, digests_of, files_of
+from tests.buckets import URL, Machine, counted, digests_of, files_of, put
 from tests.project import contents
-
-URL = "s3://corpus/runs/web"
-
-
-@pytest.fixture
-def machines(s3: Any, tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Two machines with an empty root."""
-    yield Machine(tmp_path / "one", URL), Machine(tmp_path / "two", URL)
-    paths.forget_all()
-    objects.forget_roots()
-
-
-def put(root: Path, **files: bytes) -> None:
-    """Commit files as `data/NAME`."""
-    with output_lock(root / "data"):
-        for name, content in files.items():
-            write_bytes(root / "data" / name, content)
 
 
 def fail(root: Path) -> None:

@@ -13,24 +13,7 @@ from nmoe_core.base.atomic import clear_left, output_lock, rename, replacing, wr
 from nmoe_core.base.bucket import paths
 from nmoe_core.base.bucket.bucket import Bucket
 from nmoe_core.base.bucket.paths import BucketPath
-from tests.buckets import Killed, Machine, counted, files_of, killed_at
-
-URL = "s3://corpus/runs/races"
-
-
-@pytest.fixture
-def machines(s3: Any, tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Two machines with an empty root."""
-    yield Machine(tmp_path / "one", URL), Machine(tmp_path / "two", URL)
-    paths.forget_all()
-    objects.forget_roots()
-
-
-def put(root: Path, **files: bytes) -> None:
-    """Commit files as `data/NAME`."""
-    with output_lock(root / "data"):
-        for name, content in files.items():
-            write_bytes(root / "data" / name, content)
+from tests.buckets import URL, Killed, Machine, counted, files_of, killed_at, put
 
 
 def bytes_of_all() -> dict[str, bytes | None]:
