@@ -52,6 +52,15 @@ def _fixed_weights() -> None:
         sys.modules["torch"].manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_bucket_of_another_test() -> Iterator[None]:
+    """A process refreshes all buckets that it has opened: those of a test end with it."""
+    yield
+    if "nmoe_core.base.bucket.paths" in sys.modules:
+        sys.modules["nmoe_core.base.bucket.paths"].forget_all()
+        sys.modules["loader.files.stores.objects"].forget_roots()
+
+
 _ODD_VALUES: tuple[Any, ...] = (0, -1, 1, 10**30, 0.5, None, True, "", "x", [], {}, [0])
 _ODD_VALUES += (float("nan"), float("inf"), 1e308, "\ud800", "\0", "../../etc/passwd", "/etc")
 _NUMBERS = (b"0", b"-1", b"1e999", b"-0.0", b"9" * 30, b"9" * 5000, b"NaN", b"2147483648", b"0x1")

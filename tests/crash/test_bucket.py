@@ -3,7 +3,6 @@ which has nothing of the first, ends with the bytes that an undisturbed run has.
 
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 
 from loader.files.stores import objects, store
-from nmoe_core.base.bucket import paths
 from tests.buckets import Killed, digests_of, killed_at, other_machine
 from tests.crash.project import SETTINGS, STUDENT, TASKS, rows_of, run_task
 from tests.project import jsonl_source, write_project
@@ -23,15 +21,13 @@ _TIMES = ("calibration/cost.json", "account.json")  # files with times
 
 
 @pytest.fixture
-def project(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def project(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose root is a bucket, and clocks that stand still."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.setattr("nmoe_core.base.bucket.lease.EXPIRE_S", -3600.0)
     source = jsonl_source("web", rows_of(0, _DOCUMENTS), valid_split="train[:5%]", tokens_b=3e-6)
     settings = SETTINGS | {"grading": {"grader": "student"}, "attributes": {"use": ["signals"]}}
-    yield write_project(tmp_path / "project", [source], settings | {"root": _ROOT}).directory
-    paths.forget_all()
-    objects.forget_roots()
+    return write_project(tmp_path / "project", [source], settings | {"root": _ROOT}).directory
 
 
 def _on_a_new_machine(project: Path, task: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,7 +290,6 @@ def test_copies_stay_below_their_limit_and_used_ones_stay(
         local = [path for path in Path(str(two.root / "data")).iterdir() if path.is_file()]
         assert sum(path.stat().st_size for path in local) <= 25_000
         assert name in {path.name for path in local}
-    paths.forget_all()
 
 
 def test_paths_travel_to_other_processes(machines: tuple[Machine, Machine]) -> None:
