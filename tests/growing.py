@@ -48,9 +48,8 @@ from nmoe_core.sources import formats
 from nmoe_core.sources.paths import expand_braces
 from nmoe_core.sources.records import Reading
 from nmoe_core.sources.spec import parse_split
-from nmoe_core.text.long_text import safe_pieces
+from nmoe_core.text.long_text import safe_pieces, split_text
 from nmoe_core.text.normalise import normalize_batch, normalize_text
-from nmoe_core.text.paragraphs import split_text
 from nmoe_core.text.redact import Redactor
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.growth import processor_s

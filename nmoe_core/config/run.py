@@ -42,6 +42,7 @@ from nmoe_core.config.quality import BackboneTable, CalibrationTable, GradingTab
 from nmoe_core.config.renamed import current_name, with_current_names
 from nmoe_core.config.rubric import Rubric, find_rubric
 from nmoe_core.config.tables import CurationTable, PrepTable, SeenTable
+from nmoe_core.config.transforms import TransformTable
 from nmoe_core.config.tree import Tree
 
 # Defaults of loader keys that a run's file may omit.
@@ -60,6 +61,8 @@ class RunConfig(StrictModel):
 
     run: RunTable = RunTable()
     prep: PrepTable = PrepTable()
+    transforms: tuple[TransformTable, ...] = ()
+    """Changes of the text before it is tokenised, one table `[[transforms]]` for each, in order."""
     attributes: AttributesTable = AttributesTable()
     contamination: ContaminationTable = ContaminationTable()
     duplicates: DuplicatesTable = DuplicatesTable()

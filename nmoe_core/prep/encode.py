@@ -11,8 +11,7 @@ import numpy as np
 from nmoe_core.base.errors import TokenizerError
 from nmoe_core.prep.incremental.reuse import KnownDocuments
 from nmoe_core.prep.settings import PrepSettings
-from nmoe_core.text.long_text import PIECE_CHARS
-from nmoe_core.text.paragraphs import split_text
+from nmoe_core.text.long_text import PIECE_CHARS, split_text
 from nmoe_core.text.tokenizer import Tokenizer
 
 _WHOLE = 2**62

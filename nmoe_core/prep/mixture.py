@@ -15,8 +15,10 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import ShardKeys, parse_count
+from nmoe_core.config.transforms import TransformTable
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.text.transforms.chain import require_known_sources, transforms_of
 
 SPLITS = ("train", "valid")
 
@@ -49,6 +51,7 @@ class _Flow:
         active_params_b: See `RunSettings`.
         max_tokens: The total over all sources, or "all" or "flow".
         columns: Columns that every source passes through.
+        transforms: Changes of the text, each of which may name sources.
         path: The configuration, for messages.
     """
 
@@ -58,6 +61,7 @@ class _Flow:
     active_params_b: float | None
     max_tokens: str | int
     columns: tuple[str, ...]
+    transforms: tuple[TransformTable, ...]
     path: Path
 
     def stages(self) -> tuple[Stage, ...]:
@@ -88,6 +92,7 @@ class _Flow:
             for source in part.sources:
                 share = part.num_tokens * source.weight / total_weight
                 shares[source.name] = shares.get(source.name, 0.0) + share
+        require_known_sources(self.transforms, self._known_sources(), self.path)
         names = [name for name, share in shares.items() if share > 0]
         if self.max_tokens == "all":
             return [SourcePlan(specs[name], None) for name in names]
@@ -96,6 +101,11 @@ class _Flow:
         parts = quotas(budget, [shares[name] for name in names])
         # The budget is at least one token, and so one document: rounding never removes a source.
         return [SourcePlan(specs[name], max(1, part)) for name, part in zip(names, parts)]
+
+    def _known_sources(self) -> list[str]:
+        """The names of all sources of the mixture's file, also those of other flows."""
+        mixtures = read_toml(self.mixture_toml)["mixtures"].values()
+        return sorted({one["id"] for mixture in mixtures for one in mixture["sources"]})
 
     def _specs(self, mixture: str) -> Iterator[SourceSpec]:
         """The sources of a mixture, as its file describes them."""
@@ -112,6 +122,7 @@ def _flow(run: Run, name: str | None = None, max_tokens: str | int | None = None
         run.loader.active_params_b,
         run.config.prep.max_tokens if max_tokens is None else max_tokens,
         run.config.attributes.columns,
+        run.config.transforms,
         run.path,
     )
 
@@ -154,6 +165,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         reading_digest=source.spec.reading_digest(split),
         columns=source.spec.columns or (),
         needs_columns=is_train,
+        transforms=transforms_of(config.transforms, source.name),
         vocab_size=run.loader.vocab_size,
         eos_token_id=run.loader.eos_token_id,
         compute=config.compute.for_work(workers=prep.workers),

@@ -21,7 +21,7 @@ from nmoe_core.prep.incremental.reuse import KnownDocuments
 from nmoe_core.prep.incremental.tables import KNOWN_NAME, join_tables, old_shards, write_table
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.pass_plan import PassPlan
-from nmoe_core.prep.passthrough_columns import PassthroughColumns, seal_columns
+from nmoe_core.prep.passthrough_columns import PassthroughColumns, StagedChanges, seal_columns
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport
 from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
@@ -50,6 +50,7 @@ class Counts:
     total_tokens: int = 0
     num_text_bytes: int = 0
     num_replaced: int = 0
+    num_emptied: int = 0
     num_further_parts: int = 0
     """Additional documents from records that were split."""
     bad_examples: list[str] = field(default_factory=list)
@@ -70,7 +71,8 @@ class Pass:
         # Per shard: records that were split, and their parts after the first.
         self.splits = np.zeros((plan.settings.num_shards + 1, 2), np.int64)
         if entry is not None:
-            self.counts = Counts(**{one.name: entry[one.name] for one in fields(Counts)})
+            recorded = [one.name for one in fields(Counts) if one.name in entry]
+            self.counts = Counts(**{name: entry[name] for name in recorded})
             self.counts.position = Position(*entry["position"])
             self.totals[:] = entry["totals"]
             for bucket, counts in entry["outcomes"].items():
@@ -80,9 +82,13 @@ class Pass:
         self.writers: dict[int, ShardWriter] = {}
         state = None if entry is None else entry.get("columns")
         self.columns = PassthroughColumns(plan.split.source, journal.directory, plan.wanted, state)
+        sizes = dict.fromkeys(plan.wanted if plan.settings.transforms else (), 0)
+        if entry is not None and "changes" in entry:
+            sizes = {bucket: entry["changes"][str(bucket)] for bucket in sizes}
+        self.changes = StagedChanges(journal.directory, sizes)
         self.lines = StagedLines(journal.directory / "lines", {})
         self._checksums: dict[int, list[str]] = {}
-        self._columns_info: dict[int, dict[str, str]] = {}
+        self._columns_info: dict[int, dict[str, Any]] = {}
         try:
             for bucket in plan.wanted:
                 name = shard_dir_name(bucket)
@@ -93,7 +99,8 @@ class Pass:
                 self.writers[bucket] = ShardWriter(final, plan.fmt, size, staged, state)
             self.lines = StagedLines(self.lines.directory, self._num_documents())
             known = KnownDocuments(journal.directory / KNOWN_NAME)
-            self.appender = Appender(self.writers, self.lines, self.columns, known)
+            files = self.lines, self.columns, self.changes
+            self.appender = Appender(self.writers, *files, known)
         except BaseException:
             self.suspend()
             raise
@@ -143,7 +150,7 @@ class Pass:
         """Finish the files and fsync them, in the pool."""
         paths = {bucket: writer.close() for bucket, writer in self.writers.items()}
         self._checksums = dict(zip(paths, pool(_seal, paths.values())))
-        jobs = self.columns.jobs(self.plan.rel, paths)
+        jobs = self.columns.jobs(self.plan.rel, paths, self.changes)
         self._columns_info = dict(zip(paths, pool(seal_columns, jobs)))
 
     def commit(self) -> None:
@@ -167,6 +174,7 @@ class Pass:
             "splits": {str(b): self.splits[b].tolist() for b in self.plan.wanted},
             "shards": {str(bucket): writer.state for bucket, writer in self.writers.items()},
             **({"columns": self.columns.state} if self.plan.settings.columns else {}),
+            **({"changes": self.changes.state} if self.plan.settings.transforms else {}),
         }
 
     def suspend(self) -> None:
@@ -174,6 +182,7 @@ class Pass:
         for writer in self.writers.values():
             writer.suspend()
         self.columns.suspend()
+        self.changes.suspend()
         self.lines.suspend()
 
     def report(self) -> PrepReport:
@@ -232,6 +241,7 @@ class Pass:
         if stop:
             counts.rows_read = max(counts.rows_read, int(columns.rows[stop - 1]) + 1)
         counts.num_text_bytes += block.num_text_bytes
+        counts.num_emptied += int(np.count_nonzero(columns.are_emptied[:stop]))
         counts.num_further_parts += int(np.count_nonzero(parts > 1))
         counts.num_replaced += int(np.count_nonzero(columns.are_replaced[:stop]))
         self.documents_tokenized += block.num_tokenized
@@ -260,7 +270,7 @@ class Pass:
         """Flush all files to the operating system; return duplicate descriptors of them."""
         self.appender.append_all()
         files = [file for writer in self.writers.values() for file in writer.flush()]
-        return files + self.columns.flush() + self.lines.flush()
+        return files + self.columns.flush() + self.changes.flush() + self.lines.flush()
 
     def _progress(self, total_bytes: int | None, seconds: float) -> PrepProgress:
         return PrepProgress(
@@ -284,6 +294,7 @@ class Pass:
             "records_read": self._num_records(),
             "bad_records": int(self.totals[BAD]),
             "replaced_records": self.counts.num_replaced,
+            **({"emptied_records": self.counts.num_emptied} if self.changes.sizes else {}),
             "empty_documents": counts["empty"],
             "filtered_documents": counts["filtered"],
             "truncated_documents": counts["truncated"],

@@ -26,17 +26,36 @@ _LOG = logging.getLogger(__name__)
 _WARN_ROWS = 10_000
 
 
-class ShardColumns(NamedTuple):
-    """Inputs for a worker that writes the Parquet file of a shard."""
+class StagedChanges(StagedFiles):
+    """What the transforms of a pass changed: one row per document, in Arrow streams, one file per
+    shard. `sizes` is empty if there are no transforms."""
 
-    staged: Path
-    """File with Arrow streams of the shard's rows."""
+    def __init__(self, directory: Path, sizes: dict[int, int]) -> None:
+        super().__init__(directory / "changes", ".arrows", sizes)
+
+    @property
+    def state(self) -> dict[str, int]:
+        """The state to record in the journal: bytes of each shard's file."""
+        return {str(bucket): size for bucket, size in self.sizes.items()}
+
+    def add(self, bucket: int, rows: Any) -> None:
+        """Append the rows of documents, a record batch or a table."""
+        self.append(bucket, _stream(rows))
+
+
+class ShardColumns(NamedTuple):
+    """Inputs for a worker that writes the Parquet files of a shard."""
+
     directory: Path
-    """Directory of the shard, in which the new file is written."""
+    """Directory of the shard, in which the new files are written."""
     rel: str
     """Path of the shard relative to the data root."""
     stems: tuple[str, ...]
+    columns: Path | None
+    """File with Arrow streams of the passthrough columns, if there are any."""
     types: bytes
+    changes: Path | None
+    """File with Arrow streams of what transforms changed, if there are any."""
 
 
 class PassthroughColumns(StagedFiles):
@@ -85,12 +104,7 @@ class PassthroughColumns(StagedFiles):
         """Append rows `first` to `last` of a block to a shard."""
         if kept is None:
             return
-        import pyarrow as pa
-
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, kept.rows.schema) as stream:
-            stream.write_batch(kept.rows.slice(first, last - first))
-        self.append(bucket, memoryview(sink.getvalue()))
+        self.append(bucket, _stream(kept.rows.slice(first, last - first)))
 
     def require_all(self) -> None:
         """Raise SourceError if a requested column is in no record (E-SOURCE-FIELD)."""
@@ -104,29 +118,37 @@ class PassthroughColumns(StagedFiles):
                 code="E-SOURCE-FIELD",
             )
 
-    def jobs(self, rel: str, shards: Mapping[int, list[Path]]) -> Iterator[ShardColumns]:
-        """The jobs that write the Parquet files. `rel` is the path of the split relative to the
-        data root, `shards` the file paths of each shard."""
+    def jobs(
+        self, rel: str, shards: Mapping[int, list[Path]], changes: StagedFiles
+    ) -> Iterator[ShardColumns]:
+        """The jobs that write the Parquet files of the columns and of the `changes`. `rel` is the
+        path of the split relative to the data root, `shards` the file paths of each shard."""
         self.suspend()
-        if not self.sizes:
+        changes.suspend()
+        if not self.sizes and not changes.sizes:
             return
-        types = _final(self.source.reading.kept, self.types).serialize().to_pybytes()
+        types = b""
+        if self.sizes:
+            types = _final(self.source.reading.kept, self.types).serialize().to_pybytes()
         for bucket, paths in shards.items():
             name = shard_dir_name(bucket)
             stems = tuple(path.stem for path in paths if path.suffix == ".idx")
             directory = self.directory.parent / name
-            yield ShardColumns(self.path(bucket), directory, f"{rel}/{name}", stems, types)
+            staged = (one.path(bucket) if one.sizes else None for one in (self, changes))
+            columns, changed = staged
+            yield ShardColumns(directory, f"{rel}/{name}", stems, columns, types, changed)
 
     def _absence(self) -> str:
         names = ", ".join(sorted(self.absent))
         return f"{self.source.reading.source}: no record has column {names} so far"
 
 
-def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
-    """Write the Parquet file of a shard; return its entry for the manifest."""
+def seal_columns(worker: object, job: ShardColumns) -> dict[str, Any]:
+    """Write the Parquet files of a shard; return their entries for the manifest."""
     import pyarrow as pa
 
     from nmoe_core.shards.attribute_file import Documents
+    from nmoe_core.shards.changes import write_changes
     from nmoe_core.shards.columns import write_columns
 
     doc_ids = []
@@ -136,9 +158,25 @@ def seal_columns(worker: object, job: ShardColumns) -> dict[str, str]:
         spans = IndexReader(job.directory / f"{stem}.idx").to_array().tolist()
         doc_ids += [str(DocId(rel.split("/")[0], rel, *span)) for span in spans]
         digests += [digest for _, digest in read_ids(job.directory / f"{stem}.ids.jsonl")]
-    types = pa.ipc.read_schema(pa.py_buffer(job.types))
-    batches = (as_types(rows, types) for rows in _rows(job.staged))
-    return write_columns(job.directory, Documents(doc_ids, digests), types, batches)
+    documents = Documents(doc_ids, digests)
+    found = {}
+    if job.columns is not None:
+        types = pa.ipc.read_schema(pa.py_buffer(job.types))
+        batches = (as_types(rows, types) for rows in _rows(job.columns))
+        found |= write_columns(job.directory, documents, types, batches)
+    if job.changes is not None:
+        found |= write_changes(job.directory, documents, _rows(job.changes))
+    return found
+
+
+def _stream(rows: Any) -> memoryview:
+    """An Arrow stream of the rows."""
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as stream:
+        stream.write(rows)
+    return memoryview(sink.getvalue())
 
 
 def _final(names: tuple[str, ...], types: Any) -> Any:

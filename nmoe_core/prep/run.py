@@ -135,8 +135,9 @@ def prep_shards(
                     shutil.rmtree(path)
         return PrepReport(skipped=current)
     created_at()  # refuses an invalid SOURCE_DATE_EPOCH before the pass, not after it
-    # Of each shard: tokens, index, ids, lines and columns, each once more while it is flushed.
-    per_shard = 10 if settings.columns else 8
+    # Of each shard: tokens, index, ids, lines, columns and changes, each once more while it is
+    # flushed.
+    per_shard = 8 + 2 * bool(settings.columns) + 2 * bool(settings.transforms)
     _allow_open_files(per_shard * len(wanted))
     plan = PassPlan(split, settings, fmt, split_dir, split_dir, wanted, fingerprints)
     if settings.max_tokens is not None and not plan.is_of_all_shards:
@@ -182,7 +183,7 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
     # Loaded before the workers fork, so that they share its memory.
     load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
-    if plan.settings.columns:
+    if plan.settings.columns or plan.settings.transforms:
         import nmoe_core.shards.columns  # noqa: F401  (forked workers share it)
     # Workers start before the lock is taken: they would inherit it and may outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):

@@ -14,10 +14,12 @@ from nmoe_core.base.errors import TokenizerError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.tables import ShardKeys
+from nmoe_core.config.transforms import TransformTable
 from nmoe_core.shards.manifest import ShardFormat
 from nmoe_core.sources.records import OnError
 from nmoe_core.text.normalise import NORMALIZER
 from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.transforms import chain
 
 PREP_CODE = "prep/1"
 _OWN = Vocabulary()  # None: the size of the tokenizer's vocabulary
@@ -49,6 +51,8 @@ class PrepSettings(ShardKeys):
     """Fields of the source to store with the documents."""
     needs_columns: bool = True
     """Whether a column that no record has is an error; if not, it is null."""
+    transforms: tuple[TransformTable, ...] = ()
+    """Changes of the text before it is tokenised, in order."""
     vocabulary: Vocabulary = _OWN
     """Name, size and EOS to write to manifests, if they differ from the tokenizer's."""
     compute: ComputeTable = HERE
@@ -59,7 +63,8 @@ class PrepSettings(ShardKeys):
         versions = {"normalizer": NORMALIZER, "unicode": unicodedata.unidata_version}
         values = {key: getattr(self, key) for key in _IN_THE_BYTES}
         kept = {"columns": list(self.columns)} if self.columns else {}
-        return values | versions | kept | {"tokenizer": self.chosen.encoding}
+        changed = {"transforms": chain.identity(self.transforms)} if self.transforms else {}
+        return values | versions | kept | changed | {"tokenizer": self.chosen.encoding}
 
     @property
     def chosen(self) -> TokenizerSettings:

@@ -7,7 +7,7 @@ a few numbers per document as arrays, so the writer does no work per document.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,8 @@ from nmoe_core.sources.passthrough_columns import Kept
 from nmoe_core.sources.records import BadRecord, Block, Position, RecordColumns, Rows
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
+from nmoe_core.text.transforms.batch import Batch
+from nmoe_core.text.transforms.chain import Chain, Changed
 
 OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere")
 KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE = range(len(OUTCOMES))
@@ -49,6 +51,8 @@ class Columns:
     """int64: number of the known document to copy, else -1."""
     parts: np.ndarray
     """int32: number of the part of its record, from 1; 0 if the record is not split."""
+    are_emptied: np.ndarray
+    """bool: whether the transforms left nothing of the record."""
 
     def take(self, chosen: np.ndarray) -> "Columns":
         """The chosen entries."""
@@ -85,6 +89,9 @@ class TokenizedBlock:
     bad: list[str]
     kept: Kept | None = None
     """Passthrough columns of the stored documents, in the same order."""
+    changes: Any = None
+    """Record batch: what transforms changed in the new documents, in the same order; None without
+    transforms."""
 
 
 @dataclass(slots=True)
@@ -99,6 +106,8 @@ class _Stored:
     """Their token ids without BOS and EOS, in the integer type of shards."""
     lines: list[bytes] = field(default_factory=list)
     """Their lines of the ids file."""
+    changes: list[Changed | None] = field(default_factory=list)
+    """What transforms changed; a record that is split has its changes at its first part."""
     columns: list[Columns] = field(default_factory=list)
     """Columns of all tokenised documents."""
     failed: dict[int, str] = field(default_factory=dict)
@@ -123,6 +132,8 @@ class BlockTokenizer(NamedTuple):
     """Integer type of the tokens in shard files."""
     known: KnownDocuments | None
     """Documents that the split already has."""
+    transforms: Chain | None
+    """Changes of the text before it is tokenised."""
 
 
 def open_tokenizer(
@@ -136,7 +147,10 @@ def open_tokenizer(
     tokenizer = load_tokenizer(settings.chosen)
     integers = shard_format(settings).integers
     encoder = Encoder(tokenizer, settings, integers, known)
-    return BlockTokenizer(tokenizer, encoder, settings, rows, buckets, count_all, integers, known)
+    transforms = Chain(settings.transforms) if settings.transforms else None
+    return BlockTokenizer(
+        tokenizer, encoder, settings, rows, buckets, count_all, integers, known, transforms
+    )
 
 
 def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
@@ -165,7 +179,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         _tokenize(worker, batch, names[part], columns.take(wanted[part]), wanted[part], stored)
     for i, reason in stored.failed.items():
         records.bad[i] = BadRecord(records.rows[i], block.where(records.rows[i]), reason)
-    tokens, ids, lines = _by_shard(worker, stored, read.keys)
+    tokens, ids, lines, changes = _by_shard(worker, stored, read.keys)
     if read.match is not None:
         whole = _whole(worker, block, read.match)
         is_here = whole.outcomes == KEPT
@@ -194,6 +208,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         num_text_bytes=stored.num_text_bytes,
         bad=[*map(str, sorted(records.bad.values()))],
         kept=kept,
+        changes=changes,
     )
 
 
@@ -210,14 +225,15 @@ def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
         are_replaced=np.zeros(len(is_asked), np.bool_),
         numbers=match.numbers,
         parts=np.zeros(len(is_asked), np.int32),
+        are_emptied=np.zeros(len(is_asked), np.bool_),
     )
 
 
 def _by_shard(
     worker: BlockTokenizer, stored: _Stored, keys: np.ndarray
-) -> tuple[np.ndarray, bytes, np.ndarray]:
-    """Data of the documents, sorted by shard: tokens with BOS and EOS, lines of the ids file, and
-    LINE_ROW rows, whose keys are taken from the records' `keys`."""
+) -> tuple[np.ndarray, bytes, np.ndarray, Any]:
+    """Data of the documents, sorted by shard: tokens with BOS and EOS, lines of the ids file,
+    LINE_ROW rows, whose keys are taken from the records' `keys`, and rows of changes."""
     order = np.argsort(np.array(stored.buckets, np.int32), kind="stable").tolist()
     rows = np.empty(len(order), LINE_ROW)
     # Parts get key 0 (no key): a known line is copied as one whole document, but a part is not a
@@ -240,7 +256,12 @@ def _by_shard(
             where=tokenizer.name,
             code="E-SHARD-DOCUMENT",
         )
-    return tokens, b"".join([stored.lines[i] for i in order]), rows
+    changes = None
+    if worker.transforms is not None:
+        from nmoe_core.shards.changes import as_rows
+
+        changes = as_rows([stored.changes[i] for i in order])
+    return tokens, b"".join([stored.lines[i] for i in order]), rows, changes
 
 
 def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
@@ -259,7 +280,9 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
     rows = np.array(records.rows, np.int64)
     zeros = np.zeros(count, np.int64)
     parts = np.zeros(count, np.int32)
-    return Columns(rows, outcomes, buckets, zeros, zeros.copy(), are_replaced, zeros - 1, parts)
+    are_emptied = np.zeros(count, np.bool_)
+    sizes = zeros, zeros.copy()
+    return Columns(rows, outcomes, buckets, *sizes, are_replaced, zeros - 1, parts, are_emptied)
 
 
 def _take_batch(texts: list[str]) -> list[str]:
@@ -283,6 +306,10 @@ def _tokenize(
     `texts`, so that long texts are not in memory twice."""
     normal, encoded = normalize_batch(texts)
     texts.clear()
+    changed: dict[int, Changed] = {}
+    if worker.transforms is not None:
+        normal, encoded, changed = worker.transforms.apply(Batch(normal, encoded, names))
+        columns.are_emptied[:] = [i in changed and not encoded[i] for i in range(len(encoded))]
     stored.num_text_bytes += sum(map(len, encoded))
     of_texts, num_known = worker.encoder.documents(normal, encoded)
     stored.num_known += num_known
@@ -302,6 +329,11 @@ def _tokenize(
     stored.records += np.where(columns.parts[is_here] > 0, -1, records[is_here]).tolist()
     stored.text_bytes += [one.text_bytes for one in here]
     stored.tokens += [one.ids[: worker.settings.max_doc_tokens] for one in here]
+    if worker.transforms is not None:
+        texts_here = places[is_here].tolist()
+        stored.changes += [
+            changed.get(i) if one.part <= 1 else None for i, one in zip(texts_here, here)
+        ]
     stored.lines += lines
 
 

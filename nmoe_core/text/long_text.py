@@ -1,14 +1,17 @@
-"""Cuts a long text so that the ids of its pieces equal the ids of the whole.
+"""Cuts long texts: into pieces whose ids equal the ids of the whole, and into parts that end with
+a paragraph.
 
-A rule is a pattern of positions at which to cut, and the number of characters that are dropped
-there. Encodings of tiktoken use the first rule, which follows from their split patterns. For any
-other tokenizer, the rules are tried when the tokenizer is loaded: a rule is used if no token can
-span its cut, and if the pieces of all test texts give the same ids as the whole texts. Texts are
-encoded whole if no rule passes, or if the model is Unigram, which depends on the whole text.
+The pieces are for tokenizers. A rule is a pattern of positions at which to cut, and the number of
+characters that are dropped there. Encodings of tiktoken use the first rule, which follows from
+their split patterns. For any other tokenizer, the rules are tried when the tokenizer is loaded: a
+rule is used if no token can span its cut, and if the pieces of all test texts give the same ids as
+the whole texts. Texts are encoded whole if no rule passes, or if the model is Unigram, which
+depends on the whole text.
 """
 
 import random
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -17,6 +20,11 @@ import numpy as np
 PIECE_CHARS = 2**20
 _LETTERS = "A-Za-zА-Яа-яぁ-ゖァ-ヺ一-龥가-힣"
 _BLANK = re.compile("[\u2581\u0120]")  # characters for a blank in vocabularies
+
+# Text after which a cut may be made, best first: the end of a paragraph, a line, a sentence, a
+# word.
+_ENDS = (("\n\n",), ("\n",), (". ", "! ", "? ", "。", "！", "？", "।"), (" ",))
+_REACH = 4
 
 
 class CutRule(NamedTuple):
@@ -83,3 +91,42 @@ def _probes() -> Iterator[str]:
         words = rng.choices(_WORDS.split(" "), k=40)
         yield "".join(word + rng.choice((" ", " ", " ", " ", ", ", "\n", "/")) for word in words)
     yield "東京の人、と。カナ、한국어 말。" * 20
+
+
+def split_text(text: str, num_parts: int) -> list[str]:
+    """At most `num_parts` parts of a text, without the white space at their ends.
+
+    The ideal position of a cut makes equal parts. The cut is at the last end of a paragraph within
+    a quarter of a part before the ideal position. If no paragraph ends there, the cut is at the end
+    of a line, else of a sentence, else of a word. If none of these is found, the cut is at the
+    ideal position, but not before a combining mark.
+
+    >>> split_text("One thing here.\\n\\nAnother one. And more.", 2)
+    ['One thing here.', 'Another one. And more.']
+    """
+    parts = []
+    start = 0
+    for remaining in range(num_parts, 1, -1):
+        length = (len(text) - start) // remaining
+        cut = _cut(text, start + length - length // _REACH, start + length)
+        parts.append(text[start:cut].strip())
+        start = cut
+    parts.append(text[start:].strip())
+    return [part for part in parts if part]
+
+
+def _cut(text: str, first: int, last: int) -> int:
+    """The best position to cut between `first` and `last`."""
+    for ends in _ENDS:
+        found = max(_after(text, end, first, last) for end in ends)
+        if found >= 0:
+            return found
+    while last > first and unicodedata.combining(text[last]):
+        last -= 1
+    return last
+
+
+def _after(text: str, end: str, first: int, last: int) -> int:
+    """The position after the last `end` in this range; -1 if there is none."""
+    place = text.rfind(end, first, last)
+    return place if place < 0 else place + len(end)

@@ -7,12 +7,12 @@ buffered over several blocks, because one write to a shard takes as long as enco
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nmoe_core.prep.incremental.reuse import KnownDocuments, Run
-from nmoe_core.prep.passthrough_columns import PassthroughColumns
+from nmoe_core.prep.passthrough_columns import PassthroughColumns, StagedChanges
 from nmoe_core.prep.tokenize import TokenizedBlock
 from nmoe_core.shards.lines import StagedLines
 from nmoe_core.shards.writer import ShardWriter
@@ -28,19 +28,21 @@ class _Waiting(NamedTuple):
 
 
 class Appender:
-    """Appends to the shards of a pass (`writers`, by shard number) and to their passthrough
-    columns."""
+    """Appends to the shards of a pass (`writers`, by shard number), to their passthrough columns,
+    and to the record of what transforms changed."""
 
     def __init__(
         self,
         writers: Mapping[int, ShardWriter],
         lines: StagedLines,
         columns: PassthroughColumns,
+        changes: StagedChanges,
         known: KnownDocuments,
     ) -> None:
         self._writers = writers
         self._lines = lines
         self._columns = columns
+        self._changes = changes
         self._known = known
         self._waiting = dict[int, _Waiting]()
         self._new = dict[int, list[Run]]()
@@ -90,6 +92,7 @@ class Appender:
                 ids[id_ends[first] : id_ends[last]],
                 id_bytes[first:last],
                 block.lines[new_ends[first] : new_ends[last]],
+                _rows(block.changes, new_ends[first], new_ends[last]),
             )
             self._new.setdefault(bucket, []).append(new)
         self._new_bytes += block.tokens.nbytes
@@ -128,12 +131,20 @@ class Appender:
         if len(runs) == 1:  # no copy, since the tokens may be those of one long document
             self._append(bucket, runs[0])
         elif runs:
-            tokens, num_tokens, ids, id_bytes, lines = zip(*runs)
+            tokens, num_tokens, ids, id_bytes, lines, changes = zip(*runs)
             sizes = np.concatenate(num_tokens), np.concatenate(id_bytes)
             all_ids = memoryview(b"".join(ids))
+            rows = [batch for of_run in changes for batch in of_run]
             joined = np.concatenate(tokens), sizes[0], all_ids, sizes[1], np.concatenate(lines)
-            self._append(bucket, Run(*joined))
+            self._append(bucket, Run(*joined, rows))
 
     def _append(self, bucket: int, run: Run) -> None:
         self._writers[bucket].add_batch(run.tokens, run.num_tokens, run.ids, run.id_bytes)
         self._lines.append(bucket, run.lines.tobytes())
+        for rows in run.changes:
+            self._changes.add(bucket, rows)
+
+
+def _rows(changes: Any, first: int, last: int) -> list[Any]:
+    """Rows of a record batch; none if there is no batch."""
+    return [] if changes is None else [changes.slice(first, last - first)]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -43,6 +43,8 @@ class Run(NamedTuple):
     ids: memoryview
     id_bytes: np.ndarray
     lines: np.ndarray
+    changes: list[Any]
+    """Record batches: what transforms changed in them; empty without transforms."""
 
 
 class KnownDocuments:
@@ -51,6 +53,7 @@ class KnownDocuments:
     def __init__(self, tables: Path) -> None:
         self._directory = tables
         self._maps: dict[int, tuple[np.ndarray, memoryview]] = {}
+        self._changed: dict[str, Any] = {}  # the changes of one shard, by its directory
 
     @cached_property
     def has_lines(self) -> bool:
@@ -86,7 +89,8 @@ class KnownDocuments:
         tokens, ids = self._mapped(file)
         tokens = tokens[starts[0] : ends[-1]]
         ids = ids[id_starts[0] : id_ends[-1]]
-        return Run(tokens, ends - starts, ids, id_ends - id_starts, lines)
+        changes = self._changes(file, number - self._firsts[file], count)
+        return Run(tokens, ends - starts, ids, id_ends - id_starts, lines, changes)
 
     @cached_property
     def _files(self) -> list[OldFile]:
@@ -135,6 +139,18 @@ class KnownDocuments:
             ids = np.asarray(np.memmap(regular(file.ids), np.uint8, "r")).data
             self._maps[number] = open_shard(Path(file.npy), file.dtype), ids
         return self._maps[number]
+
+    def _changes(self, number: int, first: int, count: int) -> list[Any]:
+        """What transforms changed in documents of a file."""
+        file = self._files[number]
+        if not file.has_changes:
+            return []
+        directory = str(Path(file.npy).parent)
+        if directory not in self._changed:
+            from nmoe_core.shards.changes import read_changes
+
+            self._changed = {directory: read_changes(Path(directory))}
+        return self._changed[directory].slice(file.first_document + first, count).to_batches()
 
     def _load(self, name: str) -> np.ndarray:
         path = self._directory / name

@@ -44,6 +44,7 @@ class OldShard(NamedTuple):
     table: Path
     reading: str | None
     """Digest of the reading settings; None if the shard's lines would give other documents now."""
+    has_transforms: bool
 
 
 class OldFile(NamedTuple):
@@ -55,6 +56,10 @@ class OldFile(NamedTuple):
     dtype: str
     has_bos: bool
     num_documents: int
+    first_document: int
+    """Number of its first document in the shard."""
+    has_changes: bool
+    """Whether the shard records what transforms changed."""
 
 
 def old_shards(
@@ -75,7 +80,8 @@ def old_shards(
             has_lines = ends == (fmt.eos_token_id, fmt.bos_token_id, fmt.dtype)
             has_lines &= _of_a_line(was) == _of_a_line(settings.identity())
             table = tables / f"{directory.name}.npy"
-            found.append(OldShard(manifest, table, reading.digest if has_lines else None))
+            known = reading.digest if has_lines else None
+            found.append(OldShard(manifest, table, known, bool(settings.transforms)))
     return found
 
 
@@ -89,6 +95,12 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     """Write the table of a shard; return its undamaged files."""
     manifest = shard.manifest
     lines = None if shard.reading is None else read_lines(manifest, shard.reading)
+    has_changes = False
+    if lines is not None and shard.has_transforms:
+        from nmoe_core.shards.changes import is_recorded
+
+        has_changes = is_recorded(manifest)
+        lines = lines if has_changes else None
     lines = np.zeros(manifest.total_documents, LINE_ROW) if lines is None else lines
     files = []
     parts = [np.empty((NUM_ROWS, 0), np.uint64)]
@@ -97,6 +109,7 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
         last = first + entry.num_documents
         try:
             file, rows = _rows(manifest, entry, lines[first:last])
+            file = file._replace(first_document=first, has_changes=has_changes)
         except (FormatError, OSError, ValueError) as error:
             where = manifest.shard_path(entry)
             _LOG.warning("documents of %s are tokenised again: %s", where, error)
@@ -138,7 +151,7 @@ def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[Old
     bucket = int(directory.name.removeprefix("shard_"))
     npy = manifest.shard_path(entry)
     facts = str(npy), str(paths["ids"]), bucket, manifest.dtype, has_bos, len(file.spans)
-    return OldFile(*facts), rows
+    return OldFile(*facts, 0, False), rows
 
 
 def join_tables(

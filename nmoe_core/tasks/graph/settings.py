@@ -49,7 +49,7 @@ _ADDED = {"oracle.max_documents": 20_000, "oracle.http.served": "one", "oracle.h
 # stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}
 # Fields of `PrepSettings` that are not keys of [prep].
-_PREP_KEYS = {"tokenizer": "tokenizer", "columns": "attributes.columns"}
+_PREP_KEYS = {"tokenizer": "tokenizer", "columns": "attributes.columns", "transforms": "transforms"}
 _PREP_READING = ("on_error", "reading_digest")
 _PREP_FIXED = ("name", "normalizer", "unicode")
 # Fields of `CurateSettings` whose keys have another name or another table.

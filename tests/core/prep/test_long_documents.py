@@ -13,8 +13,8 @@ from loader.files.format import load_manifest
 from nmoe_core.base.docid import buckets_of
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.text.long_text import split_text
 from nmoe_core.text.normalise import normalize_text
-from nmoe_core.text.paragraphs import split_text
 from nmoe_core.text.tokenizer import load_tokenizer
 from tests.core.prep.conftest import Web, read_documents
 from tests.project import json_lines

@@ -1,0 +1,127 @@
+"""Applies the transforms of a source, one after the other, and records each change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.transforms import TransformTable
+from nmoe_core.text.normalise import normalize_batch
+from nmoe_core.text.transforms.batch import Batch, Transform
+from nmoe_core.text.transforms.edits import Change, Edit, edited, edits_between
+
+NORMALISED = "normalise"
+"""Name of the last step, which normalises changed texts again."""
+
+
+class Kind(NamedTuple):
+    """A kind of transform. Its module is imported when a transform is opened, since some modules
+    import compilers."""
+
+    code: str
+    """Version of its code: another version may give other texts."""
+    module: str
+    name: str
+    """Name of its class in `nmoe_core.text.transforms`."""
+
+    def open(self, table: TransformTable) -> Transform:
+        """A transform with these settings."""
+        return getattr(import_module(f"nmoe_core.text.transforms.{self.module}"), self.name)(table)
+
+
+KINDS = {"base64_blobs": Kind("base64_blobs/1", "base64_blobs", "Base64Blobs")}
+
+
+class Changed(NamedTuple):
+    """What the transforms did to one document."""
+
+    original_sha256: bytes
+    """SHA-256 of the normalised text before all transforms."""
+    chars_removed: int
+    """Characters of the text before, minus characters of the text after; negative if it grew."""
+    changes: list[Change]
+
+
+def transforms_of(tables: Sequence[TransformTable], source: str) -> tuple[TransformTable, ...]:
+    """The transforms of a source, in order."""
+    return tuple(one for one in tables if one.sources is None or source in one.sources)
+
+
+def require_known_sources(
+    tables: Sequence[TransformTable], sources: Sequence[str], where: object
+) -> None:
+    """Raise ConfigError if a transform names a source that the mixture does not have."""
+    for number, table in enumerate(tables):
+        unknown = sorted(set(table.sources or ()) - set(sources))
+        if unknown:
+            raise ConfigError(
+                f"transforms.{number} ({table.kind}) names an unknown source",
+                where=where,
+                found=unknown[0],
+                expected=", ".join(sources),
+            )
+
+
+def identity(tables: Sequence[TransformTable]) -> list[dict[str, Any]]:
+    """The settings and code versions of transforms: equal values mean equal texts."""
+    return [{"code": KINDS[table.kind].code, **table.identity()} for table in tables]
+
+
+class Chain:
+    """The transforms of one source, opened once per worker."""
+
+    def __init__(self, tables: Sequence[TransformTable]) -> None:
+        self._tables = tables
+        self._transforms = [KINDS[table.kind].open(table) for table in tables]
+
+    def apply(self, batch: Batch) -> tuple[list[str], list[bytes], dict[int, Changed]]:
+        """The texts after all transforms, normalised, as text and as UTF-8; and what was done to
+        those that changed, by their number."""
+        texts = list(batch.texts)
+        payloads = list(batch.payloads)
+        changes: dict[int, list[Change]] = {}
+        for step, (table, transform) in enumerate(zip(self._tables, self._transforms)):
+            found = transform.edits(batch._replace(texts=texts, payloads=payloads))
+            for i, edits in found.items():
+                recorded = _changes(step, table.kind, texts[i], edits, table.keep_removed)
+                changes.setdefault(i, []).extend(recorded)
+                texts[i] = edited(texts[i], edits)
+                payloads[i] = texts[i].encode()
+        self._normalise(texts, payloads, changes)
+        same = [i for i in changes if payloads[i] == batch.payloads[i]]
+        for i in same:  # the edits cancel each other
+            del changes[i]
+        return texts, payloads, {i: _changed(batch, texts, i, changes[i]) for i in sorted(changes)}
+
+    def _normalise(
+        self, texts: list[str], payloads: list[bytes], changes: Mapping[int, list[Change]]
+    ) -> None:
+        """Normalise the changed texts: an edit may leave white space at an end, or put a letter
+        beside a mark."""
+        places = list(changes)
+        normal, encoded = normalize_batch([texts[i] for i in places])
+        step = len(self._tables)
+        keeps = all(table.keep_removed for table in self._tables)
+        for i, text, payload in zip(places, normal, encoded):
+            edits = edits_between(texts[i], text, NORMALISED)
+            changes[i].extend(_changes(step, NORMALISED, texts[i], edits, keeps))
+            texts[i] = text
+            payloads[i] = payload
+
+
+def _changes(
+    step: int, name: str, text: str, edits: Sequence[Edit], keep_removed: bool
+) -> list[Change]:
+    found = []
+    for edit in edits:
+        removed = text[edit.start : edit.end] if keep_removed else None
+        found.append(Change(step, name, edit.rule, edit.start, edit.end, removed, edit.replacement))
+    return found
+
+
+def _changed(batch: Batch, texts: Sequence[str], i: int, changes: list[Change]) -> Changed:
+    sha256 = hashlib.sha256(batch.payloads[i]).digest()
+    return Changed(sha256, len(batch.texts[i]) - len(texts[i]), changes)
