@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 
-from nmoe_core.base.strict import nested_model
+from nmoe_core.base.strict import nested_model, nested_models
 from nmoe_core.config.run import RunConfig
-from nmoe_core.config.schema import Key, run_keys
+from nmoe_core.config.schema import Key, keys_of, run_keys
 from nmoe_core.config.tables import IS_LOCAL
 
 HEAD = """# Configuration
@@ -33,7 +33,8 @@ Keys of the loader, which may also be in a table `[data]`. Commands have default
 tokenizer from the manifests.
 
 """
-_TABLE = re.compile(r"`(\[.+?\])`: (.+?\.)(?:\s|$)", re.DOTALL)  # as docstrings begin
+# As docstrings begin.
+_TABLE = re.compile(r"`(\[.+?\](?: of kind \w+)?)`: (.+?\.)(?:\s|$)", re.DOTALL)
 _NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", Any: ""}
 
 
@@ -45,7 +46,10 @@ def page() -> str:
         found = _TABLE.match(inspect.getdoc(model) or "")
         assert found, f"the docstring of {model.__name__} does not begin with its table"
         first = textwrap.fill(found[2][0].upper() + found[2][1:], 112)
-        entries = _entries(key for key in keys if key.name.rpartition(".")[0] == table)
+        is_list = found[1].startswith("[[")
+        own = keys_of(model, f"{table}.") if is_list else keys
+        named = [key for key in own if key.name != f"{table}.kind"]  # the heading has the kind
+        entries = _entries(key for key in named if key.name.rpartition(".")[0] == table)
         sections[found[1]] = f"\n## {found[1]}\n\n{first}\n" + f"\n{entries}" * bool(entries)
     return "".join(sections.values())
 
@@ -53,7 +57,9 @@ def page() -> str:
 def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
-        if inner and get_origin(field.annotation) is not dict:
+        if get_origin(field.annotation) is tuple:
+            yield from ((prefix + name, kind) for kind in nested_models(field.annotation))
+        elif inner and get_origin(field.annotation) is not dict:
             yield prefix + name, inner
             yield from _tables(inner, f"{prefix}{name}.")
 
@@ -82,10 +88,10 @@ def _kind(annotation: Any) -> str:
         return "path" if IS_LOCAL in parts else _kind(parts[0])
     if origin is tuple:
         kinds = ", ".join(dict.fromkeys(map(_kind, parts)))
-        return f"list of {kinds}{'s' * kinds.isalpha()}"
+        return f"list of {kinds or 'table'}{'s' * (kinds or 'table').isalpha()}"
     if origin is dict:
         return f"table, by name: {_kind(parts[1])}".removesuffix(", by name: ")
-    return " or ".join(map(_kind, parts)) if parts else _NAMES[annotation]
+    return " or ".join(map(_kind, parts)) if parts else _NAMES.get(annotation, "")
 
 
 if __name__ == "__main__":

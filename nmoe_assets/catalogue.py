@@ -133,6 +133,7 @@ _MEANINGS = {
     "discrepancy_max": "largest deviation of a topic from an even distribution, in windows",
     "padding": "share of window tokens that are padding",
     "cut_documents": "documents that would fit in one window but are split over several",
+    "changed_text": "what transforms replaced: documents, spans and characters of each rule",
     "left_out": "documents that are not curated, by the first reason that applies",
     "composition": "languages, topics and sources whose shares of the tokens changed most",
     "account": "totals of files, documents and tokens, and the amounts removed or added",

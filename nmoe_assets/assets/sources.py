@@ -124,7 +124,7 @@ def manifest(run: Run, source: SourcePlan, split: str) -> dg.AssetsDefinition:
         kind="json",
         description=f"Inventory of the {split} shards: their files, documents, tokens and SHA-256 "
         "checksums, and the settings of prep.",
-        facts=("changed",),
+        facts=("changed_text", "changed"),
         code_version=settings.prep(run, source, split).version,
         deps=deps,
         downstream=downstream,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
+from hashlib import sha256
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,8 +37,10 @@ from nmoe_core.prep.mixture import SPLITS, run_sources
 from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_grading_summary
 from nmoe_core.quality.calibration.summary_file import load_calibration
 from nmoe_core.shards.documents import ShardFile, beginning, shard_files
-from nmoe_core.shards.manifest import column_files
+from nmoe_core.shards.manifest import CHANGES_NAME, column_files
+from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.transforms.edits import original
 
 Facts = dict[str, Any]
 TEXT_TOKENS = 64
@@ -77,6 +80,7 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
         from nmoe_core.shards.columns import values_of
 
         facts["columns"] = values_of(path, shard.number(file.rel, document))
+    facts["changes"] = _changes(run, shard, file, document)
     if paths.split != "train":
         return facts
     place = grade = thresholds = curated = None
@@ -97,6 +101,34 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
         "thresholds": thresholds,
         "curated": curated,
         "readings": _readings(run, doc_id, place, max_readings),
+    }
+
+
+def _changes(run: Run, shard: _Shard, file: ShardFile, document: int) -> Facts | None:
+    """What transforms changed in a document; None if nothing."""
+    if not (shard.manifest.path.parent / CHANGES_NAME).is_file():
+        return None
+    from nmoe_core.shards.changes import changed_of, changes_file, read_changes
+
+    if changes_file(shard.manifest) is None:
+        return None
+    rows = read_changes(shard.manifest.path.parent)
+    changed = changed_of(rows, shard.number(file.rel, document))
+    if changed is None:
+        return None
+    tokenizer = load_tokenizer(run.tokenizer)
+    spans = file.spans[document : document + 1]
+    after = decode_documents(tokenizer, file.tokens, spans)[0].as_py()
+    before = original(after, changed.changes)
+    # Part of a record that was split or cut does not give back the text of the record.
+    if before is not None and sha256(before.encode()).digest() != changed.original_sha256:
+        before = None
+    return {
+        "original_sha256": changed.original_sha256.hex(),
+        "chars_removed": changed.chars_removed,
+        "text_before": before,
+        "text_after": after,
+        "changes": [change._asdict() for change in changed.changes],
     }
 
 

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -60,18 +60,31 @@ def with_tuples(value: Any) -> Any:
 
 def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
     """Keys of the table at the path `loc`, which may go through nested tables and lists."""
+    kinds: list[type[BaseModel]] = []
     for part in loc:
         info = model.model_fields.get(str(part))
         if info is not None:
             model = nested_model(info.annotation) or model
+            kinds = nested_models(info.annotation)
+        elif tagged := [kind for kind in kinds if _tag(kind) == part]:
+            (model,) = tagged  # one of several kinds of table, told apart by their key `kind`
     return set(model.model_fields) | getattr(model, "also_known", frozenset())
 
 
 def nested_model(annotation: Any) -> type[BaseModel] | None:
     """The table that an annotation such as `Table | None` holds, if any."""
+    return next(iter(nested_models(annotation)), None)
+
+
+def nested_models(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that an annotation such as `tuple[One | Other, ...]` holds."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    for argument in getattr(annotation, "__args__", ()):
-        if found := nested_model(argument):
-            return found
-    return None
+        return [annotation]
+    arguments = getattr(annotation, "__args__", ())
+    return [model for argument in arguments for model in nested_models(argument)]
+
+
+def _tag(model: type[BaseModel]) -> object:
+    """The value of a table's key `kind`, if it can have only one."""
+    kind = model.model_fields.get("kind")
+    return next(iter(get_args(kind.annotation)), None) if kind else None

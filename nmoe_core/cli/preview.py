@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.settings import last_grader
 from nmoe_core.cli.flags import add_run_flags, number, project_file, run_of
-from nmoe_core.cli.output import add_verb, duration, in_line, print_json, print_table, size
+from nmoe_core.cli.output import add_verb, counted, duration, in_line, print_json, print_table, size
 from nmoe_core.cli.stores import explain_plan
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 SHOWN_CHARS = 16  # leading characters of a plan's hash that are shown
 _SHOWN_FLIPS = 5
+_SHOWN_CHANGES = 10
+_SHOWN_REMOVED_CHARS = 60
+_SHOWN_BEFORE_CHARS = 200
 _NOT_YET = "not yet"
 _FIGURES = {
     "documents": "documents",
@@ -235,6 +238,8 @@ def _print_document(facts: dict[str, Any]) -> None:
     for name in ("columns", "attributes"):
         if facts.get(name):
             print(f"{name:12}{in_line(', '.join(f'{k} {v}' for k, v in facts[name].items()))}")
+    if changed := facts.get("changes"):
+        _print_changes(changed)
     if facts["split"] != "train":
         return
     if facts["grade"] is None or facts["grade"]["aggregated"] is not None:
@@ -244,6 +249,23 @@ def _print_document(facts: dict[str, Any]) -> None:
         print(f"selection   {'kept' if verdict['keep'] else 'left out: ' + verdict['why']}")
     print(f"curated     {_curated(facts['curated'])}")
     print(f"training    {_training(facts['readings'])}")
+
+
+def _print_changes(changed: dict[str, Any]) -> None:
+    changes = changed["changes"]
+    spans = counted(len(changes), "span")
+    print(f"changed     {spans}, {changed['chars_removed']:,} characters fewer than before")
+    for change in changes[:_SHOWN_CHANGES]:
+        size_chars = change["end"] - change["start"]
+        removed = change["removed"] or ""
+        was = repr(removed[:_SHOWN_REMOVED_CHARS]) + "..." * (len(removed) > _SHOWN_REMOVED_CHARS)
+        was = f"{size_chars} characters" if change["removed"] is None else was
+        rule = f"{change['transform']}/{change['rule']}"
+        print(f"            {rule} at {change['start']}: {was} -> {change['replacement']!r}")
+    if len(changes) > _SHOWN_CHANGES:
+        print(f"            and {len(changes) - _SHOWN_CHANGES} more: --json lists all")
+    if changed["text_before"] is not None:
+        print(f"before      {changed['text_before'][:_SHOWN_BEFORE_CHARS]!r}")
 
 
 def _label(facts: dict[str, Any]) -> str:

@@ -14,7 +14,9 @@ OF_BACKBONE = ("perplexity", "embedding")  # attributes that the backbone comput
 WITHOUT_COLUMNS = ("signatures", "embedding")  # rules and queries cannot name their columns
 BUILT_IN = ("signals", "language", "pii", "contamination", "signatures", "duplicates")
 BUILT_IN += OF_BACKBONE
-RESERVED = frozenset((*BUILT_IN, "columns", "quality", "topics", "selection", "documents"))
+RESERVED = frozenset(
+    (*BUILT_IN, "columns", "changes", "quality", "topics", "selection", "documents")
+)
 
 
 def _columns(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -39,6 +39,11 @@ class Key:
         return any(get_origin(kind) is tuple for kind in kinds)
 
     @property
+    def is_of_tables(self) -> bool:
+        """Whether the key takes a list of tables."""
+        return self.is_list and nested_model(self.annotation) is not None
+
+    @property
     def choices(self) -> tuple[Any, ...]:
         """The allowed values, if the type lists them."""
         return get_args(self.annotation) if get_origin(self.annotation) is Literal else ()
@@ -50,7 +55,16 @@ class Key:
             return self.one(text)
         with contextlib.suppress(ValueError):
             if isinstance(values := toml_table(f"value = {text}")["value"], list):
+                if self.is_of_tables:
+                    return tuple(values)  # the run validates the tables
                 return tuple(self.one(str(value)) for value in values)
+        if self.is_of_tables:
+            raise ConfigError(
+                f"{self.name}: not a list of tables",
+                where="command line",
+                found=repr(text),
+                expected="[{kind = ...}]",
+            )
         return tuple(map(self.one, text.split(",")))
 
     def one(self, text: str) -> Any:
@@ -113,11 +127,12 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """The keys of a table and of its nested tables."""
     for name, field in model.model_fields.items():
         inner = nested_model(field.annotation)
-        is_named = get_origin(field.annotation) is dict  # tables whose names the user chooses
-        if inner is not None and not is_named:
+        kind = get_origin(field.annotation)
+        if inner is not None and kind not in (dict, tuple):
             yield from keys_of(inner, f"{prefix}{name}.")
             continue
-        annotation = field.annotation if inner is None else dict[str, Any]
+        # Tables whose names the user chooses.
+        annotation = dict[str, Any] if inner is not None and kind is dict else field.annotation
         parts = get_args(annotation)
         marks = [mark for part in parts for mark in getattr(part, "__metadata__", ())]
         is_path = IS_LOCAL in (*marks, *field.metadata)

@@ -27,7 +27,7 @@ class _Transform(StrictModel):
 
 
 class Base64Table(_Transform):
-    """A transform of kind `base64_blobs`: replaces long runs of base64, such as inline images."""
+    """`[[transforms]] of kind base64_blobs`: replaces long runs of base64, such as images."""
 
     kind: Literal["base64_blobs"]
     min_chars: int = Field(default=512, ge=64)

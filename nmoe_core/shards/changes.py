@@ -16,10 +16,10 @@ import pyarrow as pa
 from loader.files.format import Manifest
 from nmoe_core.base.errors import FormatError
 from nmoe_core.shards.attribute_file import Documents, read_attribute, rows_digest, write_attribute
+from nmoe_core.shards.manifest import CHANGES_NAME
 from nmoe_core.text.transforms.chain import Changed
 from nmoe_core.text.transforms.edits import Change
 
-CHANGES_NAME = "changes.parquet"
 _CHANGE = pa.struct(
     [
         ("step", pa.int16()),
@@ -64,6 +64,14 @@ def write_changes(
     counted = (_counted(rows, totals) for rows in batches)
     digest = write_attribute(directory / CHANGES_NAME, "changes", {}, documents, SCHEMA, counted)
     return {"changes_digest": digest, "changes": dict(sorted(totals.items()))}
+
+
+def changes_file(manifest: Manifest) -> Path | None:
+    """The file of a shard; None if the shard was made without transforms, or is a published copy,
+    which lacks the file."""
+    path = manifest.path.parent / CHANGES_NAME
+    has_changes = "changes_digest" in manifest.extra.get("source_info", {})
+    return path if has_changes and path.is_file() else None
 
 
 def read_changes(directory: Path) -> pa.Table:

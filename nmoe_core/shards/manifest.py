@@ -8,6 +8,7 @@ everything except `created_at` and the hashes, so two runs over the same input w
 import os
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -32,6 +33,7 @@ from nmoe_core.config.tree import shard_dir_name
 
 PIPELINE_VERSION = "nmoe-data/1"
 COLUMNS_NAME = "columns.parquet"
+CHANGES_NAME = "changes.parquet"
 SHARD_DIR = re.compile(r"shard_\d{4,}")
 _FILE_KEYS = ("path", "index_path", "ids_path")
 
@@ -138,6 +140,21 @@ def left_out(split_dir: Path, num_documents: int) -> dict[str, Any]:
         "cut": sum(info["truncated_documents"] for info in infos),
         "split_records": sum(info.get("split_records", 0) for info in infos),
     }
+
+
+def changes_by_rule(split_dir: Path) -> list[dict[str, Any]]:
+    """What transforms changed in the shards of a split, a row for each `transform` and `rule`:
+    `documents` that the rule changed, `spans` that it replaced, and `chars` in these spans; empty
+    without transforms."""
+    totals: dict[str, Counter[str]] = {}
+    for info in source_infos(split_dir):
+        for name, counts in info.get("changes", {}).items():
+            totals.setdefault(name, Counter()).update(counts)
+    rows = []
+    for name, counts in sorted(totals.items()):
+        transform, _, rule = name.partition("/")
+        rows.append({"transform": transform, "rule": rule, **counts})
+    return rows
 
 
 def commit_manifest(path: Path, manifest: dict[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -18,7 +18,13 @@ from loader.files.shard import IndexReader, open_shard, read_npy_header
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_of_bytes
 from nmoe_core.shards.documents import ingest_ids
-from nmoe_core.shards.manifest import entry_row, files_beside, named_files, shard_dir_name
+from nmoe_core.shards.manifest import (
+    CHANGES_NAME,
+    entry_row,
+    files_beside,
+    named_files,
+    shard_dir_name,
+)
 
 CHUNK_TOKENS = 2**24
 _DIGESTED = (("path", "checksum"), ("index_path", "index_checksum"), ("ids_path", "ids_checksum"))
@@ -80,6 +86,8 @@ def verify_manifest(
         if isinstance(info, dict) and (is_whole or "lineage_path" in info):
             with at_hand(part, files_beside(part), True):
                 problems += _digests(part, info, _DIGESTED_BESIDE)
+        if is_whole and isinstance(info, dict) and "changes_digest" in info:
+            problems += _changes(part, info["changes_digest"])
     return problems
 
 
@@ -133,6 +141,21 @@ def _mixed(part: Manifest, key: str, found: object, expected: object) -> FormatE
         do="run prep again, or restore the file",
         code="E-MANIFEST-MIXED",
     )
+
+
+def _changes(manifest: Manifest, expected: object) -> Iterator[Problem]:
+    """Whether the record of changes has the rows that the manifest says. A published shard has no
+    record, since it holds removed text."""
+    path = manifest.path.parent / CHANGES_NAME
+    if not path.is_file():
+        return
+    from nmoe_core.shards.attribute_file import read_attribute, rows_digest
+
+    try:
+        if (found := rows_digest(read_attribute(path))) != expected:
+            yield _differs("checksums", path, found, expected)
+    except FormatError as error:
+        yield Problem("checksums", error)
 
 
 def _structure(manifest: Manifest, entry: ShardEntry) -> Iterator[Problem]:

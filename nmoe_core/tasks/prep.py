@@ -18,7 +18,7 @@ from nmoe_core.labels.slices import combine_slices, write_source_slices
 from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_sources
 from nmoe_core.prep.progress import logged_progress
 from nmoe_core.shards.documents import document_spans
-from nmoe_core.shards.manifest import documents_digest, left_out
+from nmoe_core.shards.manifest import changes_by_rule, documents_digest, left_out
 from nmoe_core.sources.open import open_reader, open_source
 from nmoe_core.sources.storage import is_url
 
@@ -81,6 +81,7 @@ def make_manifest(run: Run, source: SourcePlan, split: str) -> Result:
         "tokens": manifest.total_tokens,
         **left_out(split_dir, manifest.total_documents),
         "shard_files": manifest.num_shards,
+        **({"changed_text": rows} if (rows := changes_by_rule(split_dir)) else {}),
         "changed": changed,
         "path": shown(manifest.path),
     }

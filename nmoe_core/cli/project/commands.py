@@ -356,6 +356,9 @@ def _show_account(report: dict[str, Any]) -> None:
     print()
     account = report["account"]
     print_table(["account", "all sources", *account["sources"]], account_rows(account))
+    if report["changed_text"]:
+        print("\ntext that transforms replaced:")
+        print_rows(report["changed_text"])
     print("\nshares of tokens that changed most, before and after:")
     for kind, moved in report["composition"].items():
         shares = (f"{name} {100 * old:.1f} -> {100 * new:.1f} %" for name, old, new in moved)

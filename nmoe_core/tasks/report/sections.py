@@ -25,6 +25,7 @@ from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.report.account import account_picture, account_rows, run_account
+from nmoe_core.tasks.report.changes import changed_samples, changed_text
 from nmoe_core.tasks.report.columns import SIGNALS, columns_picture, source_columns, sources_picture
 from nmoe_core.tasks.report.corpus import Corpus, Section
 from nmoe_core.tasks.report.curate_pictures import order_pictures
@@ -215,6 +216,27 @@ def _article(sample: Sample) -> Html:
     return element("article", element("p", verdict, why), judged, text, kind=kind)
 
 
+def _changed_text(corpus: Corpus) -> Iterator[object]:
+    rows = changed_text(corpus.run, corpus.sources)
+    if not rows:
+        yield paragraph("No transform changed a document.")
+        return
+    yield paragraph(
+        "What the transforms replaced before the text was tokenised. Samples are the first changes "
+        "of each rule; nmoe explain shows a document before and after."
+    )
+    yield table(list(rows[0]), [list(row.values()) for row in rows])
+    for name in corpus.drawn:
+        found = changed_samples(corpus.run, name, _SAMPLES)
+        if found:
+            yield element("h3", name)
+            shown = [
+                [f"{one.transform}/{one.rule}", one.removed, one.replacement, one.ingest_id]
+                for one in found
+            ]
+            yield table(["rule", "removed", "replaced by", "document"], shown)
+
+
 def _diversity(corpus: Corpus) -> Iterator[object]:
     rows = []
     run = corpus.run
@@ -288,6 +310,7 @@ SECTIONS = (
     Section("composition", "Composition", "prep", Corpus.manifests, _composition),
     Section("account", "Account", "curate", Corpus.planned, _account),
     Section("left-out", "Kept and dropped", "curate", Corpus.outcomes, _left_out),
+    Section("changed-text", "Changed text", "prep", Corpus.manifests, _changed_text),
     Section("changes", "Before and after", "curate", Corpus.outcomes, _changes),
     Section("lengths", "Lengths", "prep", Corpus.manifests, _lengths),
     Section(

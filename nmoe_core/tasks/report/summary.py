@@ -31,6 +31,7 @@ from nmoe_core.quality.calibration.summary_file import read_calibration
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.report.account import run_account
+from nmoe_core.tasks.report.changes import changed_text
 from nmoe_core.tasks.selection.composition import composition, most_moved
 
 DIGEST_STEPS = 8
@@ -65,6 +66,7 @@ def run_report(run: Run) -> dict[str, Any]:
         "root": shown(run.tree.root),
         "sources": [_source(run, plan, name, passes) for name in names],
         "account": run_account(run, plan),
+        "changed_text": changed_text(run, names),
         "composition": {kind: most_moved(found) for kind, found in moved},
         "oracle": None
         if is_off

@@ -14,7 +14,12 @@ from nmoe_core.config.run import Run
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 from nmoe_core.tasks.selection.view import Schema, labelled, planned_schema, run_schema
 
-_MADE_BY = {"columns": "run prep", "quality": "run grade", "topics": "curate shards"}
+_MADE_BY = {
+    "columns": "run prep",
+    "changes": "run prep",
+    "quality": "run grade",
+    "topics": "curate shards",
+}
 
 
 def required_where(run: Run) -> str:

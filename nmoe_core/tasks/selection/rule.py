@@ -32,7 +32,7 @@ from nmoe_core.tasks.selection.view import read_columns, shard_parts
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _EDGE_TOKENS = 24
-_TOLD_ELSEWHERE = ("documents", "columns", "quality", "topics")
+_TOLD_ELSEWHERE = ("documents", "columns", "changes", "quality", "topics")
 
 
 @dataclass(frozen=True, slots=True)

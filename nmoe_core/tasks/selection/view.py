@@ -27,6 +27,8 @@ from nmoe_core.curate.shards.inputs import load_quality, load_topics
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.quality.calibration.graded import SUMMARY_NAME
 from nmoe_core.shards.attribute_file import read_attribute, read_footer, stale
+from nmoe_core.shards.changes import SCHEMA as CHANGES
+from nmoe_core.shards.changes import changes_file
 from nmoe_core.shards.manifest import column_files, documents_digest
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 
@@ -66,6 +68,8 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
     found = {"documents": _documents(shard, manifest)}
     if (wanted is None or "columns" in wanted) and column_files(manifest):
         found["columns"] = _of_file(shard, manifest, "columns")
+    if (wanted is None or "changes" in wanted) and changes_file(manifest) is not None:
+        found["changes"] = _of_file(shard, manifest, "changes")
     for name in attribute_names(run):
         is_wanted = name not in WITHOUT_COLUMNS and (wanted is None or name in wanted)
         if is_wanted and shard.attribute(name).is_file():
@@ -106,6 +110,8 @@ def planned_schema(run: Run) -> Schema:
     `attribute_schema`."""
     kept = {column: pa.null() for one in run_sources(run) for column in one.spec.columns or ()}
     parts = {"columns": kept, "quality": _scores_schema(run), "topics": _TOPICS}
+    if run.config.transforms:
+        parts["changes"] = {field.name: field.type for field in CHANGES}
     made = {n: attribute_schema(run, n) for n in attribute_names(run) if n not in WITHOUT_COLUMNS}
     return labelled({"documents": DOCUMENTS}) | labelled(parts) | labelled(made)
 
@@ -133,7 +139,7 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
     found: dict[str, pa.ChunkedArray | pa.Array] = {}
     hashes = None
     for attribute, columns in by_attribute.items():
-        if attribute not in parts and attribute != "columns":
+        if attribute not in parts and attribute not in ("columns", "changes"):
             raise FormatError(
                 f"attribute {attribute} is not made for this shard",
                 where=shard.attribute(attribute),
@@ -178,9 +184,11 @@ def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
     path = shard.attribute(name)
     if name == "columns":
         (path,) = column_files(manifest)
+    elif name == "changes":
+        path = changes_file(manifest) or path
     footer = read_footer(path)
     made_from = footer.fingerprints.get("documents")
-    if name == "columns":
+    if name in ("columns", "changes"):  # prep writes them with the shard
         is_of_shard = footer.num_rows == manifest.total_documents
     else:
         is_of_shard = made_from == documents_digest(manifest)
