@@ -175,7 +175,9 @@ def write(url: str, content: bytes | Iterable[bytes]) -> Found:
         in_parts = False if url.startswith("http") else None
         options = {"use_multipart": in_parts, "chunk_size": _PART_BYTES, "max_concurrency": 4}
         try:
-            obstore_client().put(store, key, content, **options)
+            made = obstore_client().put(store, key, content, **options)
+            if isinstance(content, bytes) and made["e_tag"]:
+                return Found(len(content), str(made["e_tag"]))
             meta = obstore_client().head(store, key)
         except FileNotFoundError as error:
             raise refused(url, "write", error) from None

@@ -7,7 +7,7 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,32 +85,18 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
     """Send the files that the writer changed, then replace the lists, those of inner directories
     first. Raises the errors of `Lists.replace` and of `store.send`."""
     new: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
-    to_send: list[tuple[str, Entry]] = []
-    present: set[str] = set()
-    for path in local_files(bucket, scope):
-        present.add(path)
-        status = os.stat(bucket.prefix + path)
-        copy = bucket.local.find(path, status)
-        digest = sha256_of_bytes(bucket.prefix + path) if copy is None else copy.sha256
-        listed = bucket.lists.entry(path)
-        if listed is not None and listed.sha256 == digest:
-            if copy is None:
-                bucket.local.keep(path, status, digest, listed.object)
-            continue
-        there = _object_of(bucket, digest)
-        entry = Entry(status.st_size, digest, there or object_key(path, digest))
-        directory, name = posixpath.split(path)
-        new[directory][name] = entry
-        if there is None:
-            to_send.append((path, entry))
+    present = set(local_files(bucket, scope))
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for path, entry in pool.map(partial(_send_if_new, bucket), sorted(present)):
+            directory, name = posixpath.split(path)
+            if entry is not None:
+                new[directory][name] = entry
     removed: defaultdict[str, set[str]] = defaultdict(set)
     for directory in _directories(bucket, scope):
         for name in bucket.lists.files(directory):
             path = posixpath.join(directory, name)
             if path not in present and scope.covers(path) and scope.is_removed(path):
                 removed[directory].add(name)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        list(pool.map(lambda one: _send(bucket, *one), to_send))
     lease.check()
     changed = {*new, *removed}
     for outer in changed:
@@ -120,12 +106,17 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
             gone = {name for name in new[outer] if name in there}
             if gone:
                 bucket.lists.replace(outer, {}, gone, lease)
-    for directory in sorted(changed, key=lambda path: (-path.count("/"), path)):
+
+    def replace(directory: str) -> None:
         bucket.lists.replace(directory, new[directory], removed[directory], lease)
         for name, entry in new[directory].items():
             path = posixpath.join(directory, name)
             status = os.stat(bucket.prefix + path)
             bucket.local.keep(path, status, entry.sha256, entry.object)
+
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for depth in sorted({path.count("/") for path in changed}, reverse=True):
+            list(pool.map(replace, [path for path in changed if path.count("/") == depth]))
 
 
 def _directories(bucket: Parts, scope: Scope) -> list[str]:
@@ -164,5 +155,20 @@ def _object_of(bucket: Parts, digest: str) -> str | None:
     return None
 
 
-def _send(bucket: Parts, path: str, entry: Entry) -> None:
-    store.send(join(bucket.url, entry.object), Path(bucket.prefix + path))
+def _send_if_new(bucket: Parts, path: str) -> tuple[str, Entry | None]:
+    """Send a file that the bucket has not; returns it with its new entry, or None if its list has
+    this entry."""
+    text = bucket.prefix + path
+    status = os.stat(text)
+    copy = bucket.local.find(path, status)
+    digest = sha256_of_bytes(text) if copy is None else copy.sha256
+    listed = bucket.lists.entry(path)
+    if listed is not None and listed.sha256 == digest:
+        if copy is None:
+            bucket.local.keep(path, status, digest, listed.object)
+        return path, None
+    there = _object_of(bucket, digest)
+    entry = Entry(status.st_size, digest, there or object_key(path, digest))
+    if there is None:
+        store.send(join(bucket.url, entry.object), Path(text))
+    return path, entry
