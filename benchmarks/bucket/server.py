@@ -115,9 +115,7 @@ class Server:
         query = parse_qs(url.query, keep_blank_values=True)
         return Request(method, unquote(url.path).strip("/"), query, headers, b"".join(parts))
 
-    async def _write(
-        self, writer: asyncio.StreamWriter, request: Request, answer: Answer
-    ) -> None:
+    async def _write(self, writer: asyncio.StreamWriter, request: Request, answer: Answer) -> None:
         headers = {"Content-Length": str(len(answer.body)), **answer.headers}
         lines = [f"HTTP/1.1 {answer.status} x", *(f"{key}: {one}" for key, one in headers.items())]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
@@ -213,7 +211,9 @@ class Server:
                 )
             )
         if len(keys) > _PAGE:
-            rows.append(f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>".encode())
+            rows.append(
+                f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>".encode()
+            )
         return Answer(200, {}, b"<ListBucketResult>" + b"".join(rows) + b"</ListBucketResult>")
 
 

@@ -133,7 +133,7 @@ def fetch(bucket: Parts, path: str, entry: Entry, is_made: Callable[[], bool]) -
         bucket.local.make_room(entry.size_bytes)
         part = parts / f"{os.getpid()}-{threading.get_ident()}"
         url = join(bucket.url, entry.object)
-        digest = store.copy(url, part, max(entry.size_bytes, 1))
+        digest = store.copy(url, part, max(entry.size_bytes, 1), bytes.fromhex(entry.first))
         if digest != entry.sha256:
             part.unlink(missing_ok=True)
             raise FormatError(

@@ -36,7 +36,15 @@ from nmoe_core.base.bucket.local import (
     status_at,
 )
 from nmoe_core.base.bucket.pieces import Pieces
-from nmoe_core.base.bucket.scope import Parts, Scope, claim, commit, is_of_machine, local_files
+from nmoe_core.base.bucket.scope import (
+    Parts,
+    Scope,
+    Sent,
+    claim,
+    commit,
+    is_of_machine,
+    local_files,
+)
 from nmoe_core.base.bucket.writers import Writers
 
 LEASES = f"{OWN}/leases"
@@ -62,7 +70,8 @@ class Bucket:
         self.local = LocalFiles(self.directory, own, int(scratch_gib * _GIB))
         self.lists = Lists(self.url, self.local)
         self.pieces = Pieces(self.url)
-        self._parts = Parts(self.url, self.prefix, self.lists, self.local)
+        self.sent: dict[str, Sent] = {}
+        self._parts = Parts(self.url, self.prefix, self.lists, self.local, self.sent)
         self._small = SmallFiles(self._parts)
         self._left = own / "left"
         self._writers = Writers(own / "writers")

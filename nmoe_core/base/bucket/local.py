@@ -168,8 +168,8 @@ class LocalFiles:
         yield database
 
 
-def sha256_of_bytes(path: str | Path) -> str:
-    """Hex SHA-256 of a file, always of its bytes.
+def sha256_of_bytes(path: str | Path, start: int = 0) -> str:
+    """Hex SHA-256 of a file from the byte `start` on, always of its bytes.
 
     The file is read in large pieces, so that a hashing thread seldom waits for the GIL.
     """
@@ -177,6 +177,7 @@ def sha256_of_bytes(path: str | Path) -> str:
     with open_file(path, buffering=0) as file:
         # Clearing a large buffer takes longer than hashing a small file.
         size_bytes = os.fstat(file.fileno()).st_size
+        file.seek(start)
         piece = memoryview(bytearray(min(_READ_BYTES, max(size_bytes, 2**16))))
         while size := file.readinto(piece):
             digest.update(piece[:size])

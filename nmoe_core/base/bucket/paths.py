@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 from nmoe_core.base.bucket.pieces import Pieces
+from nmoe_core.base.bucket.scope import Sent
 
 
 class Files(Protocol):
@@ -23,6 +24,7 @@ class Files(Protocol):
     url: str
     prefix: str
     pieces: Pieces
+    sent: dict[str, Sent]
 
     def ensure(self, path: str) -> None: ...
     def has_copy(self, path: str) -> bool: ...

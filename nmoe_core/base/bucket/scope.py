@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loader.files.addresses import join
+from loader.files.regular import open_file
 from loader.files.stores import store
 from loader.files.stores.objects import Entry, object_key
 from nmoe_core.base.bucket.lease import Lease
@@ -23,14 +24,25 @@ _VERSIONS = ".versions"
 _WORKERS = 8
 
 
+class Sent(NamedTuple):
+    """What was sent of a file while it grew: the object, the number of the file's first bytes that
+    it lacks, its size and its SHA-256."""
+
+    object: str
+    first_bytes: int
+    size_bytes: int
+    sha256: str
+
+
 class Parts(NamedTuple):
-    """What a commit needs of a bucket: its URL, the start of its local paths, its lists, and the
-    records of its local files."""
+    """What a commit needs of a bucket: its URL, the start of its local paths, its lists, the
+    records of its local files, and the files that were sent while they grew."""
 
     url: str
     prefix: str
     lists: Lists
     local: LocalFiles
+    sent: dict[str, Sent]
 
 
 class Scope:
@@ -146,12 +158,12 @@ def local_files(bucket: Parts, scope: Scope) -> Iterator[str]:
                     yield path
 
 
-def _object_of(bucket: Parts, digest: str) -> str | None:
-    """An object with these bytes that a list names."""
+def _entry_of(bucket: Parts, digest: str) -> Entry | None:
+    """The entry of a file with these bytes that a list names."""
     for path, name in bucket.local.objects_of(digest):
         listed = bucket.lists.entry(path)
         if listed is not None and listed.object == name:
-            return name
+            return listed
     return None
 
 
@@ -167,8 +179,20 @@ def _send_if_new(bucket: Parts, path: str) -> tuple[str, Entry | None]:
         if copy is None:
             bucket.local.keep(path, status, digest, listed.object)
         return path, None
-    there = _object_of(bucket, digest)
-    entry = Entry(status.st_size, digest, there or object_key(path, digest))
+    there = _entry_of(bucket, digest) or _sent_entry(bucket, path, digest, status.st_size)
     if there is None:
-        store.send(join(bucket.url, entry.object), Path(text))
-    return path, entry
+        there = Entry(status.st_size, digest, object_key(path, digest))
+        store.send(join(bucket.url, there.object), Path(text))
+    return path, there
+
+
+def _sent_entry(bucket: Parts, path: str, digest: str, size_bytes: int) -> Entry | None:
+    """The entry of a file that was sent while it grew, if its bytes are still those."""
+    sent = bucket.sent.pop(path, None)
+    if sent is None or sent.first_bytes + sent.size_bytes != size_bytes:
+        return None
+    with open_file(bucket.prefix + path) as file:
+        first = file.read(sent.first_bytes)
+    if sha256_of_bytes(bucket.prefix + path, sent.first_bytes) != sent.sha256:
+        return None
+    return Entry(size_bytes, digest, sent.object, first.hex())

@@ -15,6 +15,7 @@ import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import atomic_file, fsync_dir, output_lock, replacing, write_json
+from nmoe_core.base.bucket.ahead import fetched_ahead
 from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import (
@@ -219,9 +220,10 @@ def sampled_documents(
         # Every (total / most)-th document from a seeded start, so each source and shard is sampled
         # in proportion. Prep has already distributed documents over shards by hash.
         chosen = ((np.arange(most) + seed * PLASTIC % 1.0) * (total / most)).astype(np.int64)
+    entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
     first = 0
-    for manifest in manifests:
-        for entry in manifest.shards:
+    with fetched_ahead(manifest.shard_path(entry) for manifest, entry in entries):
+        for manifest, entry in entries:
             low, high = np.searchsorted(chosen, [first, first + entry.num_documents])
             if high > low:
                 file = open_entry(tree.data, manifest, entry)
