@@ -2,8 +2,8 @@
 
 Both sides run the same commands over the same text, one after the other. The bucket is 30 ms and
 100 MB/s away, and each of its stages begins with an empty local directory, as a new pod does;
-with `--keep`, the local directory stays, as on a machine that makes all stages. Last, each command
-runs again with nothing to do. A round has a new root on each side.
+with `--keep`, the local directory stays, as on a machine that makes all stages, and last each
+command runs again with nothing to do. A round has a new root on each side.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks.bucket.server import Server, serving
 from benchmarks.prep import measure
 from benchmarks.prep.corpus import write_corpus
+from benchmarks.rounds import ratios, spread
 from nmoe_core.cli.output import print_table
 from tests.project import Source, write_project
 
@@ -33,6 +33,16 @@ STAGES = (
     "hydra grade",
     "attributes",
     "curate shards",
+)
+_HEADS = (
+    "stage",
+    "s on a disk",
+    "x in a bucket",
+    "x of its cpu",
+    "MB sent",
+    "MB fetched",
+    "requests",
+    "again",
 )
 _LOGIN = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -99,7 +109,7 @@ def one_round(
                 shutil.rmtree(scratch, ignore_errors=True)
             found[name][side] = cost(sides[side], name, server)
             print(f"  {name}, {side}: {told(found[name][side])}", flush=True)
-    for name in options.stages:
+    for name in options.stages if options.keep else ():
         found[name]["again"] = cost(remote, name, server)
         print(f"  {name}, again: {told(found[name]['again'])}", flush=True)
     return found
@@ -140,27 +150,20 @@ def main() -> None:
             below = Path(directory, str(number))
             rounds.append(one_round(number, below, options.text.absolute(), server, options))
             shutil.rmtree(below)
-    table = []
-    for name in options.stages:
-        disk = statistics.median(one[name]["disk"].wall_s for one in rounds)
-        ratio = statistics.median(
-            one[name]["bucket"].wall_s / one[name]["disk"].wall_s for one in rounds
-        )
-        costs = rounds[-1][name]
-        bucket = costs["bucket"]
-        table.append(
-            [
-                name,
-                f"{disk:.1f}",
-                f"{ratio:.2f}",
-                f"{bucket.sent_mb:.0f}",
-                f"{bucket.fetched_mb:.0f}",
-                bucket.requests,
-                costs["again"].requests,
-            ]
-        )
-    heads = ["stage", "s on a disk", "x in a bucket", "MB sent", "MB fetched", "requests", "again"]
-    print_table(heads, table)
+    print_table(_HEADS, [_row(name, [one[name] for one in rounds]) for name in options.stages])
+
+
+def _row(name: str, rounds: list[dict[str, Cost]]) -> list[object]:
+    """The row of a stage: ratios of rounds, and the bytes and requests of the last round."""
+    disk = [one["disk"] for one in rounds]
+    bucket = [one["bucket"] for one in rounds]
+    last = bucket[-1]
+    walls = ratios([one.wall_s for one in bucket], [one.wall_s for one in disk])
+    cpus = ratios([one.cpu_s for one in bucket], [one.cpu_s for one in disk])
+    seconds = spread([one.wall_s for one in disk], ".1f")
+    again = rounds[-1]["again"].requests if "again" in rounds[-1] else ""
+    moved = f"{last.sent_mb:.0f}", f"{last.fetched_mb:.0f}"
+    return [name, seconds, spread(walls), spread(cpus), *moved, last.requests, again]
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from nmoe_core.base.errors import FormatError
 
 _WORKERS = 4
 _NUM_LOCKS = 256
-_SMALL_BYTES = 2**20
-_MOST_SMALL = 32
+_SMALL_BYTES = 4 * 2**20
+_MOST_SMALL = 16
 
 
 @contextmanager
