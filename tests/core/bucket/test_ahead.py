@@ -138,13 +138,20 @@ class Growing:
         final.parent.mkdir(parents=True, exist_ok=True)
         self.part.rename(final)
 
-    def make(self) -> None:
-        """Write, send and commit the file."""
+    def make(self, is_begun: Callable[[], bool]) -> None:
+        """Write, send and commit the file; half of it is written once its upload has begun."""
         with output_lock(self.root / "data"):
-            with self.sending():
-                for _ in self.grow():
-                    pass
+            self.send(is_begun)
             self.move()
+
+    def send(self, is_begun: Callable[[], bool]) -> None:
+        """Write the file, and send it while it grows."""
+        with self.sending():
+            writing = self.grow()
+            next(writing)
+            wait_for(is_begun)
+            for _ in writing:
+                pass
 
     def sending(self) -> Any:
         return sent_while_growing(self.staged, self.root / "data", ".part", _FIRST)
@@ -155,14 +162,8 @@ def test_a_growing_file_is_sent_before_its_first_bytes_are_known(
 ) -> None:
     one, two = machines
     growing = Growing(one.root)
-    with counted(monkeypatch) as requests, output_lock(one.root / "data"):
-        with growing.sending():
-            writing = growing.grow()
-            next(writing)
-            wait_for(lambda: requests["write"] == 1)
-            for _ in writing:
-                pass
-        growing.move()
+    with counted(monkeypatch) as requests:
+        growing.make(lambda: requests["write"] == 1)
     assert requests["send"] == 0
     assert digests_of(URL).keys() == {"data/shard_0/tokens.npy"}
     assert contents(two.root) == {"data/shard_0/tokens.npy": growing.content}
@@ -181,8 +182,8 @@ def test_equal_bytes_of_a_file_that_was_sent_while_it_grew_are_not_sent_again(
 ) -> None:
     one, two = machines
     growing = Growing(one.root)
-    growing.make()
     with counted(monkeypatch) as requests:
+        growing.make(lambda: requests["write"] == 1)
         put(one.root / "more", copy=growing.content)
     assert requests["send"] == 0
     assert (two.root / "more" / "data" / "copy").read_bytes() == growing.content
@@ -193,20 +194,19 @@ def test_a_file_that_could_not_be_sent_while_it_grew_is_sent_by_its_commit(
 ) -> None:
     one, two = machines
     growing = Growing(one.root)
-    monkeypatch.setattr(store, "write", _down)
-    growing.make()
+    down = Down()
+    monkeypatch.setattr(store, "write", down)
+    growing.make(lambda: down.num_calls == 1)
     assert contents(two.root) == {"data/shard_0/tokens.npy": growing.content}
 
 
 def test_a_file_that_was_changed_after_it_was_sent_is_sent_again(
-    machines: tuple[Machine, Machine],
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two = machines
     growing = Growing(one.root)
-    with output_lock(one.root / "data"):
-        with growing.sending():
-            for _ in growing.grow():
-                pass
+    with counted(monkeypatch) as requests, output_lock(one.root / "data"):
+        growing.send(lambda: requests["write"] == 1)
         changed = growing.content[:-1] + b"!"
         growing.part.write_bytes(changed)
         growing.move()
@@ -218,10 +218,11 @@ def test_an_upload_that_fails_is_an_error_of_the_task_and_commits_nothing(
 ) -> None:
     one, _ = machines
     with monkeypatch.context() as patch:
-        patch.setattr(store, "write", _down)
-        patch.setattr(store, "send", _down)
+        down = Down()
+        patch.setattr(store, "write", down)
+        patch.setattr(store, "send", Down())
         with pytest.raises(PlanError) as caught:
-            Growing(one.root).make()
+            Growing(one.root).make(lambda: down.num_calls == 1)
     assert caught.value.code == "E-STORE"
     assert files_of(URL) == {}
 
@@ -244,5 +245,12 @@ def test_a_writer_that_fails_while_a_file_is_sent_commits_nothing(
     assert one.bucket.sent == {}
 
 
-def _down(*_: Any) -> None:
-    raise PlanError("the store is down", where=URL, code="E-STORE")
+class Down:
+    """A function of a store that does not answer."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.num_calls += 1
+        raise PlanError("the store is down", where=URL, code="E-STORE")
