@@ -4,6 +4,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,18 @@ def digests_of(url: str) -> dict[str, str]:
     """The SHA-256 of the current files of a root; each object has the bytes that its list says."""
     found = {}
     for path, entry in files_of(url).items():
-        content = store.read_bytes(f"{url}/{entry.object}")
+        content = content_of(url, entry)
         assert content is not None, path
         assert len(content) == entry.size_bytes, path
+        assert sha256(content).hexdigest() == entry.sha256, path
         found[path] = entry.sha256
     return found
+
+
+def content_of(url: str, entry: Entry) -> bytes | None:
+    """The bytes of a file of a root; None if its object is missing."""
+    content = store.read_bytes(f"{url}/{entry.object}")
+    return None if content is None else bytes.fromhex(entry.first) + content
 
 
 @contextmanager

@@ -19,7 +19,15 @@ import pyarrow.compute as pc
 
 from loader.files.format import Manifest, load_manifest
 from loader.files.regular import read_file
-from nmoe_core.base.atomic import TMP_MARK, fsync_dir, rename, replacing, write_bytes, write_json
+from nmoe_core.base.atomic import (
+    TMP_MARK,
+    fsync_dir,
+    rename,
+    replacing,
+    write_bytes,
+    write_json,
+    writing_if,
+)
 from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, read_sealed, seal_summary, sha256_json
@@ -31,6 +39,7 @@ from nmoe_core.shards.attribute_file import (
     Documents,
     Footer,
     find_footer,
+    is_attribute_current,
     positions,
     read_attribute,
     read_footer,
@@ -110,10 +119,10 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
     path = shard.attribute(attribute.name)
     manifest = load_manifest(shard.manifest)
     made_from = {"documents": documents_digest(manifest), **attribute.made_with}
-    with replacing(path):
-        old = find_footer(path)
-        computed = 0
-        if old is None or old.fingerprints != made_from:
+    computed = 0
+    with writing_if(lambda: not is_attribute_current(path, made_from), path) as changed:
+        if changed:
+            old = find_footer(path)
             require_undamaged(manifest)
             opened = open_shard_documents(shard)
             parts = Parts(path, made_from)
@@ -122,7 +131,6 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
             replace_rows(path, attribute.name, made_from, *written)
             parts.remove()
             computed = int(rows.is_new.sum())
-    changed = old is None or old.fingerprints != made_from
     return made(path, changed=changed, computed=computed, **attribute.facts)
 
 

@@ -66,6 +66,11 @@ class AppendLog:
         """SHA-256 of the first `size` bytes."""
         return self._hash.hexdigest()
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether a bucket has all lines, in the unfinished file's pieces."""
+        return self._draft is not None and self._draft.sent_bytes == self.size > 0
+
     def starts_with(self, size: int, sha256: str) -> bool:
         """Whether the file has at least `size` bytes, and the first `size` bytes have this
         SHA-256."""

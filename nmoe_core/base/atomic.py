@@ -20,8 +20,8 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -329,3 +329,18 @@ def replacing(path: Path, *beside: Path) -> Iterator[None]:
                 for left in local_path(one.parent).glob(f"{glob.escape(name)}{TMP_MARK}*"):
                     _remove(left)
         yield
+
+
+@contextmanager
+def writing_if(
+    is_stale: Callable[[], bool],
+    path: Path,
+    lock: Callable[[Path], AbstractContextManager[None]] = replacing,
+) -> Iterator[bool]:
+    """Hold the lock of an output; yields whether the output is to be made. In a bucket, an output
+    that is current takes no lease. Raises the errors of `output_lock`."""
+    if bucket_of(path) is not None and not is_stale():
+        yield False
+        return
+    with lock(path):
+        yield is_stale()

@@ -188,6 +188,12 @@ class ShardPaths:
         return self.tree.split(self.source, self.split) / self.name
 
     @property
+    def inputs(self) -> list[Path]:
+        """The directories that tasks of this shard read."""
+        attributes = self.tree.attributes / self.source / self.name
+        return [self.directory, self.graded, self.with_topics, attributes]
+
+    @property
     def graded(self) -> Path:
         """Directory of the shard's scores and their summary."""
         return self.tree.quality / self.source / self.name

@@ -8,7 +8,7 @@ duplicate id raises an error before files are written. Memory holds ids, offsets
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from nmoe_core.base.jsonl import (
     text_of,
 )
 from nmoe_core.labels.slices import data_digest, former_data_digest, read_slice
-from nmoe_core.shards.documents import DocumentReader, Text, beginning
+from nmoe_core.shards.documents import DocumentReader, Text, beginning, shard_paths
 from nmoe_core.text.normalise import NORMALIZER, normalize_text
 from nmoe_core.text.tokenizer import Tokenizer
 
@@ -39,7 +39,8 @@ class Documents:
 
     `fingerprints` are digests of everything that the texts depend on. `text` returns the text of a
     document id, and `num_tokens` its length in tokens; both may raise FormatError. Labels of
-    earlier versions stay valid if their fingerprint `data` is `former_data`.
+    earlier versions stay valid if their fingerprint `data` is `former_data`. `files` are the shard
+    files of a bucket that `text` reads, in their order.
     """
 
     rows: list[tuple[str, str]]
@@ -47,6 +48,7 @@ class Documents:
     text: Callable[[str], Text]
     num_tokens: Callable[[str], int]
     former_data: str | None = None
+    files: Sequence[Path] = ()
 
     def sample(self, count: int) -> Documents:
         """Sample `count` documents by a hash of their ids, in the same order."""
@@ -70,11 +72,11 @@ def shard_documents(
     the EOS. Raises FormatError if the slice is missing or malformed, names a document twice
     (E-DOCID), or a source has no committed manifest."""
     rows = read_slice(slice_file) if rows is None else rows
-    seen: set[str] = set()
+    seen: dict[str, None] = {}
     for doc_id, _ in rows:
         if doc_id in seen:
             raise _named_twice(slice_file, doc_id)
-        seen.add(doc_id)
+        seen[doc_id] = None
     reader = DocumentReader(data_root)
     sources = sorted({source for _, source in rows})
 
@@ -94,7 +96,8 @@ def shard_documents(
         return min(end - start - 1, max_doc_tokens)
 
     former = former_data_digest(data_root, sources)
-    return Documents(rows, fingerprints, text, num_tokens, former)
+    files = shard_paths(data_root, seen)
+    return Documents(rows, fingerprints, text, num_tokens, former, files)
 
 
 def jsonl_documents(texts: JsonlTexts, tokenizer: Tokenizer, max_doc_tokens: int) -> Documents:

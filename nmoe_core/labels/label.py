@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmoe_core.base.atomic import TMP_MARK, atomic_file, clear_left, output_lock, rename
+from nmoe_core.base.bucket.ahead import fetched_ahead
 from nmoe_core.base.errors import LabelError, NmoeError
 from nmoe_core.base.fingerprint import Fingerprints, is_current, recorded, sha256_file, sha256_json
 from nmoe_core.base.progress import Meter
@@ -105,7 +106,7 @@ def label_shard(
     run = _Labelling(documents, out_dir, oracle, progress)
     done = run.finished()
     if done is None or max_retries or not is_answered(out_dir):
-        with output_lock(out_dir):
+        with fetched_ahead(documents.files), output_lock(out_dir):
             if oracle.request_digest:
                 ledger = ledger or Ledger(out_dir / ANSWERS_NAME)
                 run.ask_all(ledger, max_retries)

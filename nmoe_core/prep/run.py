@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.base.atomic import LOCK_NAME, fsync_dir, output_lock, remove_dir
+from nmoe_core.base.bucket.growing import sent_while_growing
 from nmoe_core.base.compute.api import Map, open_pool
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError, SourceError, TokenizerError
 from nmoe_core.base.fingerprint import (
@@ -59,6 +60,7 @@ from nmoe_core.shards.manifest import (
     is_shard_current,
     shard_dir_name,
 )
+from nmoe_core.shards.shard_file import NPY_HEADER_BYTES, PART_SUFFIX
 from nmoe_core.sources.records import Rows, Split
 from nmoe_core.text.tokenizer import load_tokenizer
 
@@ -255,32 +257,35 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
         work = Pass(plan, journal, None)
     try:
         keep_digests(journal.directory / _DIGESTS_NAME, source.local_files())
-        work.read(pool, progress)
-        report = work.report()
-        if report.num_documents == 0 and plan.is_of_all_shards:
-            num_records = sum(report.outcomes.values())
-            is_slice = not num_records and plan.split.rows != Rows()
-            raise SourceError(
-                "source has no document",
-                where=plan.settings.name,
-                found=f"{num_records} records, 0 documents",
-                do="check the bounds of the slice (split)"
-                if is_slice
-                else "check text_field, the paths and min_doc_tokens",
-                code="E-SOURCE-EMPTY",
-            )
-        with ThreadPoolExecutor(1) as beside:
-            revision = beside.submit(source.revision)
-            work.seal(pool)
-            if revision.result() != plan.fingerprints["source"]:
+        # The files of a later version may be equal to those that the bucket has.
+        staged = None if (plan.old_dir / MANIFEST_NAME).exists() else journal.directory
+        with sent_while_growing(staged, plan.old_dir, PART_SUFFIX, NPY_HEADER_BYTES):
+            work.read(pool, progress)
+            report = work.report()
+            if report.num_documents == 0 and plan.is_of_all_shards:
+                num_records = sum(report.outcomes.values())
+                is_slice = not num_records and plan.split.rows != Rows()
                 raise SourceError(
-                    "source changed while it was read",
+                    "source has no document",
                     where=plan.settings.name,
-                    found=", ".join(source.changed[:_NAMED_FILES]) or revision.result(),
-                    expected=None if source.changed else plan.fingerprints["source"],
-                    do="run prep again once the source has stopped changing",
-                    code="E-SOURCE-CHANGED",
+                    found=f"{num_records} records, 0 documents",
+                    do="check the bounds of the slice (split)"
+                    if is_slice
+                    else "check text_field, the paths and min_doc_tokens",
+                    code="E-SOURCE-EMPTY",
                 )
+            with ThreadPoolExecutor(1) as beside:
+                revision = beside.submit(source.revision)
+                work.seal(pool)
+                if revision.result() != plan.fingerprints["source"]:
+                    raise SourceError(
+                        "source changed while it was read",
+                        where=plan.settings.name,
+                        found=", ".join(source.changed[:_NAMED_FILES]) or revision.result(),
+                        expected=None if source.changed else plan.fingerprints["source"],
+                        do="run prep again once the source has stopped changing",
+                        code="E-SOURCE-CHANGED",
+                    )
         # A run that is killed during the commit below resumes here; a short pass, which never wrote
         # a journal, is cheaper to repeat.
         if journal.is_written:

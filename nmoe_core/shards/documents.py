@@ -7,7 +7,7 @@ does not grow with the shard.
 """
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple, Protocol
@@ -18,6 +18,7 @@ import orjson
 from loader.files.format import Manifest, ShardEntry, check_digest, check_index, resolve_inside
 from loader.files.regular import open_file, read_file
 from loader.files.shard import IndexReader, open_shard
+from nmoe_core.base.bucket.paths import bucket_of
 from nmoe_core.base.docid import DocId, parse_doc_id
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import local_digest
@@ -210,6 +211,14 @@ def document_numbers(tree_root: Path, manifest: Manifest, documents: Sequence[Do
             raise FormatError("the shard has no such document", where=str(one), code="E-DOCID")
         found[i] = first + place
     return found
+
+
+def shard_paths(data_root: Path, doc_ids: Iterable[str]) -> list[Path]:
+    """The shard files of documents, each once, to fetch them ahead; none below a local root. Raises
+    FormatError if an id is malformed (E-DOCID)."""
+    if bucket_of(data_root) is None:
+        return []
+    return [data_root / rel for rel in dict.fromkeys(parse_doc_id(one).rel for one in doc_ids)]
 
 
 class DocumentReader:

@@ -30,7 +30,7 @@ from nmoe_core.shards.verify import CHUNK_TOKENS
 
 NPY_HEADER_BYTES = 128
 # Tools that search a tree for `*.npy` must not find an unfinished file.
-_PART = ".part"
+PART_SUFFIX = ".part"
 FileState = tuple[int, int, int]
 _U4 = np.dtype("<u4")
 
@@ -98,7 +98,7 @@ class OpenShardFile:
 
     @property
     def _part(self) -> Path:
-        return self.npy.with_name(self.npy.name + _PART)
+        return self.npy.with_name(self.npy.name + PART_SUFFIX)
 
     def paths(self) -> tuple[Path, Path, Path]:
         """Paths of the token file (with its working name), the index and the ids."""

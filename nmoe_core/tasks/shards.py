@@ -11,8 +11,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.bucket.ahead import fetched_ahead
+from nmoe_core.base.bucket.paths import bucket_of
 from nmoe_core.base.compute.api import HERE, kept_pools, map_shards
 from nmoe_core.base.errors import ConfigError, NmoeError, device_errors
 from nmoe_core.base.progress import Meter
@@ -23,7 +26,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, hydra
 from nmoe_core.tasks.backbone import make_backbone, require_checkpoints
 from nmoe_core.tasks.graph.require import require_inputs
-from nmoe_core.tasks.graph.walk import is_any_stale
+from nmoe_core.tasks.graph.walk import stale_shards
 
 ShardTask = str
 """`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/NAME`."""
@@ -52,18 +55,23 @@ def each_shard(run: Run, task: ShardTask, source: str, keys: Iterable[str]) -> I
     compute = run.config.compute.for_work(gpus=is_model)
     keys = list(keys)
     is_here = compute.backend == "pool" and compute.workers == 1
-    if not is_here and not is_any_stale(run, task, source, map(int, keys)):
-        compute = HERE  # workers would import all packages only to find that nothing is to do
+    ahead: list[Path] = []
+    if not is_here or bucket_of(run.tree.root) is not None:
+        stale = stale_shards(run, task, source, map(int, keys))
+        if not stale:
+            compute = HERE  # workers would import all packages only to find that nothing is to do
+        if compute.backend == "pool":  # nodes of Ray have their own local files
+            ahead = [path for bucket in stale for path in run.tree.shard(source, bucket).inputs]
     # Kept workers would keep a model on a GPU that the next task needs.
     keep = not is_model or run.config.backbone.device == "cpu"
     attempts = map_shards(partial(_shard, run, task, source), keys, compute, keep=keep)
-    return _metered(attempts, Meter(f"{task} {source}", len(keys), "shards"))
+    return _metered(attempts, Meter(f"{task} {source}", len(keys), "shards"), ahead)
 
 
 def _metered(
-    attempts: Generator[Attempt, None, None], meter: Meter
+    attempts: Generator[Attempt, None, None], meter: Meter, ahead: list[Path]
 ) -> Generator[Attempt, None, None]:
-    with closing(attempts):
+    with fetched_ahead(ahead), closing(attempts):
         for done in attempts:
             meter.add()
             yield done

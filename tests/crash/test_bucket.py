@@ -25,6 +25,9 @@ def project(s3: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project whose root is a bucket, and clocks that stand still."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     monkeypatch.setattr("nmoe_core.base.bucket.lease.EXPIRE_S", -3600.0)
+    # Files of this small project are sent while they grow too.
+    monkeypatch.setattr("nmoe_core.base.bucket.growing._PIECE_BYTES", 64)
+    monkeypatch.setattr("nmoe_core.base.bucket.growing._LOOK_EVERY_S", 0.001)
     source = jsonl_source("web", rows_of(0, _DOCUMENTS), valid_split="train[:5%]", tokens_b=3e-6)
     settings = SETTINGS | {"grading": {"grader": "student"}, "attributes": {"use": ["signals"]}}
     return write_project(tmp_path / "project", [source], settings | {"root": _ROOT}).directory

@@ -33,12 +33,13 @@ _DIGEST_CHARS = 16
 
 
 class Entry(NamedTuple):
-    """A file in a list: its size, its SHA-256, and the object with its bytes, relative to the
-    root."""
+    """A file in a list: its size, its SHA-256, the object with its bytes, relative to the root, and
+    in hex its `first` bytes if the object lacks them, since it was sent before they were known."""
 
     size_bytes: int
     sha256: str
     object: str
+    first: str = ""
 
 
 class FileList(NamedTuple):
@@ -51,6 +52,9 @@ class FileList(NamedTuple):
     def to_bytes(self) -> bytes:
         """The content of the list's object; equal lists have equal bytes."""
         files = {name: entry._asdict() for name, entry in sorted(self.files.items())}
+        for row in files.values():
+            if not row["first"]:
+                del row["first"]
         value = sealed({"format": _FORMAT, "claim": self.claim, "files": files})
         return json.dumps(value, ensure_ascii=False, indent=1).encode() + b"\n"
 
@@ -93,7 +97,9 @@ def read_list(content: bytes, where: str) -> FileList:
 
 
 def _entry(name: str, row: Any) -> Entry:
-    entry = Entry(int(row["size_bytes"]), str(row["sha256"]), str(row["object"]))
+    first = str(row.get("first", ""))
+    bytes.fromhex(first)
+    entry = Entry(int(row["size_bytes"]), str(row["sha256"]), str(row["object"]), first)
     parts = entry.object.split("/")
     if "/" in name or name in ("", ".", "..") or ".." in parts or entry.object.startswith("/"):
         raise ValueError(f"the name {name!r} or the object {entry.object!r} leads outside")
@@ -115,20 +121,40 @@ def forget_roots() -> None:
 
 def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
     """`store.read_bytes` of a path."""
-    return _read(url, lambda place: store.read_bytes(place, span))
+
+    def read(place: _Place) -> bytes | None:
+        if not place.first or span is None:
+            found = store.read_bytes(place.url, span)
+            return found if found is None else place.first + found
+        start, stop = (max(0, one - len(place.first)) for one in span)
+        found = store.read_bytes(place.url, (start, stop)) if stop else b""
+        return found if found is None else place.first[slice(*span)] + found
+
+    return _read(url, read)
 
 
 def copy(url: str, local: Path, max_bytes: int = store.MAX_COPY_BYTES) -> str | None:
     """`store.copy` of a path."""
-    return _read(url, lambda place: store.copy(place, local, max_bytes))
+    return _read(url, lambda place: store.copy(place.url, local, max_bytes, place.first))
 
 
 def copy_start(url: str, local: Path, num_bytes: int) -> bool:
     """`store.copy_start` of a path."""
-    return bool(_read(url, lambda place: store.copy_start(place, local, num_bytes) or None))
+
+    def read(place: _Place) -> bool | None:
+        return store.copy_start(place.url, local, num_bytes, place.first) or None
+
+    return bool(_read(url, read))
 
 
-def _read(url: str, read: Callable[[str], T | None]) -> T | None:
+class _Place(NamedTuple):
+    """Where a path lies: an object, and the first bytes of the file that the object lacks."""
+
+    url: str
+    first: bytes = b""
+
+
+def _read(url: str, read: Callable[[_Place], T | None]) -> T | None:
     """What `read` makes of the place of a path; None if the path is missing."""
     place = _placed(url)
     found = None if place is None else read(place)
@@ -137,20 +163,20 @@ def _read(url: str, read: Callable[[str], T | None]) -> T | None:
     return found
 
 
-def _placed(url: str) -> str | None:
+def _placed(url: str) -> _Place | None:
     """Where a path lies: in a known root the object of its list, None if the list lacks it."""
     if not is_url(url):
-        return url
+        return _Place(url)
     url = address(url)
     root = _known_root(url)
-    return url if root is None else _in_root(root, url)
+    return _Place(url) if root is None else _in_root(root, url)
 
 
 def _known_root(url: str) -> str | None:
     return next((root for root in _roots if url.startswith(f"{root}/")), None)
 
 
-def _found(url: str, tried: str | None) -> str | None:
+def _found(url: str, tried: _Place | None) -> _Place | None:
     """Where a path lies that is missing at `tried`: its list is read again, or for the first
     time."""
     url = address(url)
@@ -191,10 +217,10 @@ def _list_url(root: str, url: str) -> str:
     return join(root, list_key(inside))
 
 
-def _in_root(root: str, url: str) -> str | None:
+def _in_root(root: str, url: str) -> _Place | None:
     at = _list_url(root, url)
     if at not in _lists:
         content = store.read_bytes(at)
         _lists[at] = FileList({}) if content is None else read_list(content, at)
     entry = _lists[at].files.get(url.rpartition("/")[2])
-    return None if entry is None else join(root, entry.object)
+    return None if entry is None else _Place(join(root, entry.object), bytes.fromhex(entry.first))

@@ -67,16 +67,17 @@ def read_bytes(url: str, span: tuple[int, int] | None = None) -> bytes | None:
             return None
 
 
-def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES) -> str | None:
-    """Copy a file to `local` and sync it; returns its SHA-256, or None if the store has no such
-    file. Raises the errors of `read_bytes`, and PlanError if the file has more than `max_bytes`.
-    After an error `local` does not exist."""
-    digest = hashlib.sha256()
+def copy(url: str, local: Path, max_bytes: int = MAX_COPY_BYTES, first: bytes = b"") -> str | None:
+    """Copy a file to `local`, after the bytes `first`, and sync it; returns its SHA-256, or None if
+    the store has no such file. Raises the errors of `read_bytes`, and PlanError if the file has
+    more than `max_bytes`. After an error `local` does not exist."""
+    digest = hashlib.sha256(first)
     local.parent.mkdir(parents=True, exist_ok=True)
     with asking(url):
         store, key = store_of(url)
         try:
             with open(local, "wb") as file:
+                file.write(first)
                 for part in _streamed(store, url, key, max_bytes):
                     digest.update(part)
                     file.write(part)
@@ -125,23 +126,23 @@ def _check_size(url: str, size_bytes: int, max_bytes: int) -> None:
         )
 
 
-def copy_start(url: str, local: Path, num_bytes: int) -> bool:
-    """`copy`, but only the first bytes of a file. The local file has the full size; its rest is a
-    hole that takes no disk space. A server without ranges sends the complete file."""
+def copy_start(url: str, local: Path, num_bytes: int, first: bytes = b"") -> bool:
+    """`copy`, but only `num_bytes` of a file, after `first`. The local file has the full size; its
+    rest is a hole that takes no disk space. A server without ranges sends the complete file."""
     local.parent.mkdir(parents=True, exist_ok=True)
     with asking(url):
         store, key = store_of(url)
         if store is None:
-            return copy(url, local) is not None
+            return copy(url, local, first=first) is not None
         obstore = obstore_client()
         try:
             found = obstore.get(store, key, options={"range": (0, num_bytes)})
         except FileNotFoundError:
             return False
         except obstore.exceptions.NotSupportedError:
-            return copy(url, local) is not None
-        local.write_bytes(found.bytes())
-        os.truncate(local, found.meta["size"])
+            return copy(url, local, first=first) is not None
+        local.write_bytes(first + found.bytes().to_bytes())
+        os.truncate(local, len(first) + found.meta["size"])
     return True
 
 
@@ -175,7 +176,9 @@ def write(url: str, content: bytes | Iterable[bytes]) -> Found:
         in_parts = False if url.startswith("http") else None
         options = {"use_multipart": in_parts, "chunk_size": _PART_BYTES, "max_concurrency": 4}
         try:
-            obstore_client().put(store, key, content, **options)
+            made = obstore_client().put(store, key, content, **options)
+            if isinstance(content, bytes) and made["e_tag"]:
+                return Found(len(content), str(made["e_tag"]))
             meta = obstore_client().head(store, key)
         except FileNotFoundError as error:
             raise refused(url, "write", error) from None

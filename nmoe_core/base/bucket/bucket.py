@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import posixpath
 import stat as kinds
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from loader.files.addresses import address, join
-from loader.files.stores import store
 from loader.files.stores.objects import OWN, Entry, root_of
 from nmoe_core.base.bucket import paths
+from nmoe_core.base.bucket.ahead import SmallFiles, fetch, is_small
 from nmoe_core.base.bucket.lease import Lease
 from nmoe_core.base.bucket.lists import Lists
 from nmoe_core.base.bucket.local import (
@@ -37,9 +36,16 @@ from nmoe_core.base.bucket.local import (
     status_at,
 )
 from nmoe_core.base.bucket.pieces import Pieces
-from nmoe_core.base.bucket.scope import Parts, Scope, claim, commit, is_of_machine, local_files
+from nmoe_core.base.bucket.scope import (
+    Parts,
+    Scope,
+    Sent,
+    claim,
+    commit,
+    is_of_machine,
+    local_files,
+)
 from nmoe_core.base.bucket.writers import Writers
-from nmoe_core.base.errors import FormatError
 
 LEASES = f"{OWN}/leases"
 _GIB = 2**30
@@ -64,7 +70,9 @@ class Bucket:
         self.local = LocalFiles(self.directory, own, int(scratch_gib * _GIB))
         self.lists = Lists(self.url, self.local)
         self.pieces = Pieces(self.url)
-        self._parts = Parts(self.url, self.prefix, self.lists, self.local)
+        self.sent: dict[str, Sent] = {}
+        self._parts = Parts(self.url, self.prefix, self.lists, self.local, self.sent)
+        self._small = SmallFiles(self._parts)
         self._left = own / "left"
         self._writers = Writers(own / "writers")
         self._scopes: list[Scope] = []
@@ -105,7 +113,11 @@ class Bucket:
         if scope is not None and scope.is_removed(path):
             return
         if not self._is_current(path, entry):
-            self._fetch(path, self.lists.entry(path) or entry)
+            entry = self.lists.entry(path) or entry
+            # A writer of this machine may make the file while it is fetched.
+            fetch(self._parts, path, entry, lambda: self._is_open(path) and os.path.lexists(text))
+            if is_small(entry) and scope is None:
+                self._small.fetch_after(path)
         self._ready[directory].add(name)
 
     def has_copy(self, path: str) -> bool:
@@ -238,6 +250,16 @@ class Bucket:
         entry = self.lists.entry(path)
         return 0 if entry is None else entry.size_bytes
 
+    def files(self, path: str) -> list[str]:
+        """The file of a path, or the files in its directory, as the bucket lists them."""
+        if self.lists.entry(path) is not None:
+            return [path]
+        return [posixpath.join(path, name) for name in sorted(self.lists.files(path))]
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether the local files and `num_bytes` more are within their limit."""
+        return self.local.has_room(num_bytes)
+
     def refresh(self) -> None:
         """Ask the bucket which files have changed."""
         self.lists.refresh()
@@ -284,31 +306,6 @@ class Bucket:
         """The entry of a file in its list, read anew."""
         directory, name = posixpath.split(path)
         return self.lists.reread(directory).get(name)
-
-    def _fetch(self, path: str, entry: Entry) -> None:
-        text = self.prefix + path
-        os.makedirs(os.path.dirname(text), exist_ok=True)
-        self.local.make_room(entry.size_bytes)
-        parts = self.directory / OWN / "parts"
-        parts.mkdir(parents=True, exist_ok=True)
-        part = parts / f"{os.getpid()}-{threading.get_ident()}"
-        url = join(self.url, entry.object)
-        digest = store.copy(url, part, max(entry.size_bytes, 1))
-        if digest != entry.sha256:
-            part.unlink(missing_ok=True)
-            raise FormatError(
-                "a file of the run is damaged" if digest else "a file of the run is missing",
-                where=url,
-                found=f"sha256 {digest}" if digest else "no object",
-                expected=f"{entry.size_bytes} bytes, sha256 {entry.sha256}",
-                do="make the output again with nmoe run --rebuild",
-                code="E-OBJECT",
-            )
-        if self._is_open(path) and os.path.lexists(text):
-            part.unlink()  # a writer of this machine has made the file meanwhile
-            return
-        os.replace(part, text)
-        self.local.keep(path, os.stat(text), entry.sha256, entry.object)
 
     def _set_aside(self, path: str) -> None:
         """Move a local file that no list names out of the way: its writer was killed before its

@@ -39,6 +39,11 @@ class Draft:
         # What was restored is sent again, with the pieces of this writer.
         self._sent = self._bucket.committed_bytes(self._path)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Size of the file as the bucket has it."""
+        return self._sent
+
     def cut(self, size: int) -> None:
         """Forget the bytes behind the first `size`."""
         self._sent = min(self._sent, size)

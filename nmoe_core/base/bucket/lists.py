@@ -33,6 +33,9 @@ class _Known(NamedTuple):
     files: FileList
 
 
+_NONE = _Known(None, _EMPTY)
+
+
 class Lists:
     """The lists below `url`; `local` keeps copies of them for other processes."""
 
@@ -112,7 +115,7 @@ class Lists:
 
     def _take(self, directory: str, found: tuple[bytes, str] | None) -> FileList:
         """Keep a list that was read with its ETag."""
-        known = _Known(None, _EMPTY)
+        known = _NONE
         if found is not None:
             content, tag = found
             known = _Known(tag, read_list(content, self._list_url(directory)))
@@ -133,10 +136,10 @@ class Lists:
         stay. `is_claim`: also write the number of the lease, so that a commit of its earlier owner
         is refused. Raises LockedError if the lease is lost (E-LEASE-LOST)."""
         gone = set(removed)
-        if directory not in self._known:
+        if directory not in self._known and directory in self._tags:
             self.reread(directory)
         while True:
-            known = self._known[directory]
+            known = self._known.get(directory, _NONE)
             files = {name: one for name, one in known.files.files.items() if name not in gone}
             claim = lease.number if is_claim else known.files.claim
             made = FileList({**files, **new}, claim)

@@ -118,13 +118,10 @@ class LocalFiles:
         """Before `num_bytes` are fetched, delete the files that were used least recently, so that
         the recorded files stay below the limit. Files that were used lately stay, even if the limit
         is then exceeded."""
-        if not self._max_bytes:
+        rest = self._excess_bytes(num_bytes)
+        if rest <= 0:
             return
         with self._connected() as database:
-            total = database.execute("select coalesce(sum(size_bytes), 0) from files").fetchone()[0]
-            rest = total + num_bytes - self._max_bytes
-            if rest <= 0:
-                return
             before = time.time() - _IN_USE_S
             rows = database.execute(
                 "select path, size_bytes, inode, changed_ns from files where used_at < ?"
@@ -144,6 +141,17 @@ class LocalFiles:
             self.forget(path)
             rest -= size_bytes
 
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether the recorded files and `num_bytes` more are within the limit."""
+        return self._excess_bytes(num_bytes) <= 0
+
+    def _excess_bytes(self, num_bytes: int) -> int:
+        if not self._max_bytes:
+            return 0
+        with self._connected() as database:
+            total = database.execute("select coalesce(sum(size_bytes), 0) from files").fetchone()[0]
+        return int(total) + num_bytes - self._max_bytes
+
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """A connection of this thread, in a transaction."""
@@ -160,8 +168,8 @@ class LocalFiles:
         yield database
 
 
-def sha256_of_bytes(path: str | Path) -> str:
-    """Hex SHA-256 of a file, always of its bytes.
+def sha256_of_bytes(path: str | Path, start: int = 0) -> str:
+    """Hex SHA-256 of a file from the byte `start` on, always of its bytes.
 
     The file is read in large pieces, so that a hashing thread seldom waits for the GIL.
     """
@@ -169,6 +177,7 @@ def sha256_of_bytes(path: str | Path) -> str:
     with open_file(path, buffering=0) as file:
         # Clearing a large buffer takes longer than hashing a small file.
         size_bytes = os.fstat(file.fileno()).st_size
+        file.seek(start)
         piece = memoryview(bytearray(min(_READ_BYTES, max(size_bytes, 2**16))))
         while size := file.readinto(piece):
             digest.update(piece[:size])

@@ -20,12 +20,14 @@ class Pieces:
     def __init__(self, url: str) -> None:
         self._url = url
         self._turns: dict[str, int] = {}
+        self._with_pieces: set[str] = set()
 
     def send(self, path: str, offset: int, piece: bytes) -> None:
         """Send the bytes of a file from `offset` on."""
         if path not in self._turns:
             self.spans(path)
         turn = self._turns[path]
+        self._with_pieces.add(path)
         store.write(f"{self._of(path)}/{turn:06d}-{offset:016d}", piece)
 
     def spans(self, path: str) -> list[tuple[str, int, int]]:
@@ -33,6 +35,8 @@ class Pieces:
         found = [one for one in store.listing(self._of(path)) if one.path.count("-") == 1]
         last = max((one.path.partition("-")[0] for one in found), default="0")
         self._turns[path] = int(last) + 1
+        if found:
+            self._with_pieces.add(path)
         spans = []
         for one in sorted(found):
             turn, _, offset = one.path.partition("-")
@@ -51,8 +55,10 @@ class Pieces:
     def remove(self, scope: Scope) -> None:
         """Remove the pieces of a scope's files, which are committed now."""
         for path in [one for one in self._turns if scope.has_draft(one)]:
-            for piece in list(store.listing(self._of(path))):
-                store.remove(f"{self._of(path)}/{piece.path}")
+            if path in self._with_pieces:
+                for piece in list(store.listing(self._of(path))):
+                    store.remove(f"{self._of(path)}/{piece.path}")
+                self._with_pieces.remove(path)
             del self._turns[path]
 
     def _of(self, path: str) -> str:

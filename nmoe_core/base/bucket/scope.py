@@ -7,11 +7,12 @@ import posixpath
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from loader.files.addresses import join
+from loader.files.regular import open_file
 from loader.files.stores import store
 from loader.files.stores.objects import Entry, object_key
 from nmoe_core.base.bucket.lease import Lease
@@ -23,14 +24,25 @@ _VERSIONS = ".versions"
 _WORKERS = 8
 
 
+class Sent(NamedTuple):
+    """What was sent of a file while it grew: the object, the number of the file's first bytes that
+    it lacks, its size and its SHA-256."""
+
+    object: str
+    first_bytes: int
+    size_bytes: int
+    sha256: str
+
+
 class Parts(NamedTuple):
-    """What a commit needs of a bucket: its URL, the start of its local paths, its lists, and the
-    records of its local files."""
+    """What a commit needs of a bucket: its URL, the start of its local paths, its lists, the
+    records of its local files, and the files that were sent while they grew."""
 
     url: str
     prefix: str
     lists: Lists
     local: LocalFiles
+    sent: dict[str, Sent]
 
 
 class Scope:
@@ -85,32 +97,18 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
     """Send the files that the writer changed, then replace the lists, those of inner directories
     first. Raises the errors of `Lists.replace` and of `store.send`."""
     new: defaultdict[str, dict[str, Entry]] = defaultdict(dict)
-    to_send: list[tuple[str, Entry]] = []
-    present: set[str] = set()
-    for path in local_files(bucket, scope):
-        present.add(path)
-        status = os.stat(bucket.prefix + path)
-        copy = bucket.local.find(path, status)
-        digest = sha256_of_bytes(bucket.prefix + path) if copy is None else copy.sha256
-        listed = bucket.lists.entry(path)
-        if listed is not None and listed.sha256 == digest:
-            if copy is None:
-                bucket.local.keep(path, status, digest, listed.object)
-            continue
-        there = _object_of(bucket, digest)
-        entry = Entry(status.st_size, digest, there or object_key(path, digest))
-        directory, name = posixpath.split(path)
-        new[directory][name] = entry
-        if there is None:
-            to_send.append((path, entry))
+    present = set(local_files(bucket, scope))
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for path, entry in pool.map(partial(_send_if_new, bucket), sorted(present)):
+            directory, name = posixpath.split(path)
+            if entry is not None:
+                new[directory][name] = entry
     removed: defaultdict[str, set[str]] = defaultdict(set)
     for directory in _directories(bucket, scope):
         for name in bucket.lists.files(directory):
             path = posixpath.join(directory, name)
             if path not in present and scope.covers(path) and scope.is_removed(path):
                 removed[directory].add(name)
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        list(pool.map(lambda one: _send(bucket, *one), to_send))
     lease.check()
     changed = {*new, *removed}
     for outer in changed:
@@ -120,12 +118,17 @@ def commit(bucket: Parts, scope: Scope, lease: Lease) -> None:
             gone = {name for name in new[outer] if name in there}
             if gone:
                 bucket.lists.replace(outer, {}, gone, lease)
-    for directory in sorted(changed, key=lambda path: (-path.count("/"), path)):
+
+    def replace(directory: str) -> None:
         bucket.lists.replace(directory, new[directory], removed[directory], lease)
         for name, entry in new[directory].items():
             path = posixpath.join(directory, name)
             status = os.stat(bucket.prefix + path)
             bucket.local.keep(path, status, entry.sha256, entry.object)
+
+    with ThreadPoolExecutor(_WORKERS) as pool:
+        for depth in sorted({path.count("/") for path in changed}, reverse=True):
+            list(pool.map(replace, [path for path in changed if path.count("/") == depth]))
 
 
 def _directories(bucket: Parts, scope: Scope) -> list[str]:
@@ -155,14 +158,41 @@ def local_files(bucket: Parts, scope: Scope) -> Iterator[str]:
                     yield path
 
 
-def _object_of(bucket: Parts, digest: str) -> str | None:
-    """An object with these bytes that a list names."""
+def _entry_of(bucket: Parts, digest: str) -> Entry | None:
+    """The entry of a file with these bytes that a list names."""
     for path, name in bucket.local.objects_of(digest):
         listed = bucket.lists.entry(path)
         if listed is not None and listed.object == name:
-            return name
+            return listed
     return None
 
 
-def _send(bucket: Parts, path: str, entry: Entry) -> None:
-    store.send(join(bucket.url, entry.object), Path(bucket.prefix + path))
+def _send_if_new(bucket: Parts, path: str) -> tuple[str, Entry | None]:
+    """Send a file that the bucket has not; returns it with its new entry, or None if its list has
+    this entry."""
+    text = bucket.prefix + path
+    status = os.stat(text)
+    copy = bucket.local.find(path, status)
+    digest = sha256_of_bytes(text) if copy is None else copy.sha256
+    listed = bucket.lists.entry(path)
+    if listed is not None and listed.sha256 == digest:
+        if copy is None:
+            bucket.local.keep(path, status, digest, listed.object)
+        return path, None
+    there = _entry_of(bucket, digest) or _sent_entry(bucket, path, digest, status.st_size)
+    if there is None:
+        there = Entry(status.st_size, digest, object_key(path, digest))
+        store.send(join(bucket.url, there.object), Path(text))
+    return path, there
+
+
+def _sent_entry(bucket: Parts, path: str, digest: str, size_bytes: int) -> Entry | None:
+    """The entry of a file that was sent while it grew, if its bytes are still those."""
+    sent = bucket.sent.pop(path, None)
+    if sent is None or sent.first_bytes + sent.size_bytes != size_bytes:
+        return None
+    with open_file(bucket.prefix + path) as file:
+        first = file.read(sent.first_bytes)
+    if sha256_of_bytes(bucket.prefix + path, sent.first_bytes) != sent.sha256:
+        return None
+    return Entry(size_bytes, digest, sent.object, first.hex())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
-from nmoe_core.base.atomic import replacing
+from nmoe_core.base.atomic import writing_if
 from nmoe_core.base.fingerprint import Fingerprints, read_recorded, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import CURATION_NAME, LINEAGE_NAME, ShardPaths
@@ -142,10 +142,15 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
             or the takedown record is damaged (E-TAKEDOWN-RECORD).
         LockedError: Another process is curating this shard.
     """
-    with replacing(shard.curated):
+    inputs = None
+
+    def is_stale() -> bool:
+        nonlocal inputs
         inputs = current_inputs(shard, settings)
-        changed = bool(inputs.stale())
-        if changed:
+        return bool(inputs.stale())
+
+    with writing_if(is_stale, shard.curated) as changed:
+        if changed and inputs is not None:
             _ShardCuration(inputs).write()
         found = read_json_object(shard.curation)
         digest = load_manifest(shard.curated_manifest).content_digest()

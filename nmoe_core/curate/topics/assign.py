@@ -14,7 +14,15 @@ from functools import partial
 import numpy as np
 
 from loader.files.format import Manifest, load_manifest, read_json_object
-from nmoe_core.base.atomic import atomic_file, fsync_dir, output_lock, replacing, write_json
+from nmoe_core.base.atomic import (
+    atomic_file,
+    fsync_dir,
+    output_lock,
+    replacing,
+    write_json,
+    writing_if,
+)
+from nmoe_core.base.bucket.ahead import fetched_ahead
 from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.fingerprint import (
@@ -174,8 +182,11 @@ def assign_topics(shard: ShardPaths, table: Table, model: TopicModel) -> Result:
     manifest = load_manifest(shard.manifest)
     fingerprints = assign_fingerprints(documents_digest(manifest), model.digest)
     summary_path = shard.with_topics / SUMMARY_NAME
-    with output_lock(shard.with_topics):
-        changed = not is_current(summary_path, fingerprints) or not _is_whole(shard)
+
+    def is_stale() -> bool:
+        return not is_current(summary_path, fingerprints) or not _is_whole(shard)
+
+    with writing_if(is_stale, shard.with_topics, output_lock) as changed:
         if changed:
             require_undamaged(manifest)
             files = shard_files(shard.tree.data, manifest)
@@ -219,9 +230,10 @@ def sampled_documents(
         # Every (total / most)-th document from a seeded start, so each source and shard is sampled
         # in proportion. Prep has already distributed documents over shards by hash.
         chosen = ((np.arange(most) + seed * PLASTIC % 1.0) * (total / most)).astype(np.int64)
+    entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
     first = 0
-    for manifest in manifests:
-        for entry in manifest.shards:
+    with fetched_ahead(manifest.shard_path(entry) for manifest, entry in entries):
+        for manifest, entry in entries:
             low, high = np.searchsorted(chosen, [first, first + entry.num_documents])
             if high > low:
                 file = open_entry(tree.data, manifest, entry)

@@ -150,7 +150,8 @@ class PartialRows:
     def _write_note(self) -> None:
         made = {"bytes": self._log.size, "sha256": self._log.sha256}
         write_json(self._note, sealed({"fingerprints": self._fingerprints, **made}))
-        keep_draft(self._note)
+        if self._log.is_sent:  # a note of more rows than the bucket has would be of no use
+            keep_draft(self._note)
 
     def commit(self, facts: Mapping[str, Any]) -> Graded:
         """Replace `quality_scores.jsonl` by the rows, then write the summary with these facts."""

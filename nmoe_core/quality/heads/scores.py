@@ -16,12 +16,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from nmoe_core.base.bucket.ahead import fetched_ahead
 from nmoe_core.base.errors import HeadError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.settings import GraderKind
 from nmoe_core.labels.scores import Scale
 from nmoe_core.quality.families import FamilyNames
-from nmoe_core.shards.documents import DocumentReader
+from nmoe_core.shards.documents import DocumentReader, shard_paths
 from nmoe_core.text.models import ModelIds
 
 BUFFER_BATCHES = 16
@@ -74,8 +75,9 @@ class Corpus:
         `DocumentReader.tokens`."""
         reader = DocumentReader(self.data_root)
         eos = self.eos_token_id
-        tokens = (reader.tokens(doc_id, eos) for doc_id in doc_ids)
-        seen = [as_seen(one, eos, self.max_ctx, self.model).copy() for one in tokens]
+        with fetched_ahead(shard_paths(self.data_root, doc_ids)):
+            tokens = (reader.tokens(doc_id, eos) for doc_id in doc_ids)
+            seen = [as_seen(one, eos, self.max_ctx, self.model).copy() for one in tokens]
         return DocumentTokens(doc_ids, seen)
 
 

@@ -200,9 +200,10 @@ def _first(run: Run) -> list[str]:
     return ["language"] * (run.config.calibration.target_by == "language")
 
 
-def is_any_stale(run: Run, task: str, source: str, buckets: Iterable[int]) -> bool:
-    """Whether a task of shards has work in one of these shards, as far as its own inputs tell; True
-    if an input is missing or damaged."""
+def stale_shards(run: Run, task: str, source: str, buckets: Iterable[int]) -> list[int]:
+    """The shards of these in which a task has work, as far as its own inputs tell; all of them if
+    an input is missing or damaged."""
+    buckets = list(buckets)
     name = task.partition("/")[2]
     try:
         look: Callable[[ShardPaths], Look]
@@ -217,10 +218,10 @@ def is_any_stale(run: Run, task: str, source: str, buckets: Iterable[int]) -> bo
             look = {"topics": looks.topics, "select": looks.selection, "curate": looks.curated}[
                 task
             ]
-        found = (look(run.tree.shard(source, bucket)) for bucket in buckets)
-        return any(one.then is None or bool(one.changes()) for one in found)
+        found = {bucket: look(run.tree.shard(source, bucket)) for bucket in buckets}
+        return [b for b, one in found.items() if one.then is None or one.changes()]
     except (NmoeError, OSError):
-        return True
+        return buckets
 
 
 def _sources(graph: Graph, sources: Sequence[SourcePlan]) -> None:

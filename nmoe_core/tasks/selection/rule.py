@@ -17,7 +17,7 @@ import pyarrow as pa
 from nmoe_core.attributes import CODES
 from nmoe_core.attributes.attribute import ShardDocuments, made, open_shard_documents, replace_rows
 from nmoe_core.attributes.where import Where, first_failures
-from nmoe_core.base.atomic import replacing
+from nmoe_core.base.atomic import writing_if
 from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.result import Result
@@ -88,11 +88,9 @@ def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Re
 
 def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Result:
     path = shard.selection
-    changed = False
-    with replacing(path):
-        made_from = selection_fingerprints(run, shard, expression, where)
-        if not is_attribute_current(path, made_from):
-            changed = True
+    made_from = selection_fingerprints(run, shard, expression, where)
+    with writing_if(lambda: not is_attribute_current(path, made_from), path) as changed:
+        if changed:
             found = where.evaluate(_columns(run, shard, where))
             reasons = first_failures(found)
             clauses = {"clauses": json.dumps(where.clauses)}

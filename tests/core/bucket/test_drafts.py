@@ -6,9 +6,11 @@ import pytest
 
 from loader.files.stores import store
 from nmoe_core.base.append_log import AppendLog
+from nmoe_core.base.atomic import writing_if
 from nmoe_core.base.bucket.draft import Checkpoints, restore_tree
 from nmoe_core.base.errors import LockedError
-from tests.buckets import URL, Killed, Machine, digests_of, killed_at
+from nmoe_core.quality.calibration.graded import PartialRows, Tally
+from tests.buckets import URL, Killed, Machine, counted, digests_of, killed_at, put
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +89,41 @@ def test_a_directory_of_unfinished_files_is_restored_as_it_was_sent(
     restore_tree(there)
     assert (there / "shard" / "tokens").read_text() == "firstsecond"
     assert (there / "journal.json").read_text() == "second"
+
+
+def test_a_lost_machine_s_grading_goes_on_after_the_rows_that_were_sent(
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = machines
+    made_from = {"code": "1"}
+    rows = [{"doc_id": "a", "source": "web", "early_exit": False, "decision": "keep"}] * 2
+
+    def lose_after_rows() -> None:
+        with PartialRows(one.root / "quality", made_from) as partial:
+            partial.resume(Tally(0.0, None))
+            partial.append(rows)
+            monkeypatch.setattr("nmoe_core.base.bucket.draft.SEND_EVERY_S", 1e9)
+            partial.append(rows)  # not sent, so its note must not be sent either
+            raise Killed
+
+    with killed_at(monkeypatch, 1, ("send",)), pytest.raises(Killed):
+        lose_after_rows()
+    with PartialRows(two.root / "quality", made_from) as partial:
+        assert partial.resume(Tally(0.0, None)) == 2
+
+
+def test_an_output_that_is_current_takes_no_lease(
+    machines: tuple[Machine, Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = machines
+    put(one.root, a=b"a")
+    with counted(monkeypatch) as requests:
+        with writing_if(lambda: False, one.root / "data") as is_stale:
+            assert not is_stale
+        assert requests.total() == 0
+        with writing_if(lambda: True, one.root / "data") as is_stale:
+            assert is_stale
+    assert requests["write_if"]
 
 
 def test_pieces_of_a_paused_writer_are_not_joined_with_those_of_the_new_one(
