@@ -48,7 +48,8 @@ def page() -> str:
         first = textwrap.fill(found[2][0].upper() + found[2][1:], 112)
         is_list = found[1].startswith("[[")
         own = keys_of(model, f"{table}.") if is_list else keys
-        named = [key for key in own if key.name != f"{table}.kind"]  # the heading has the kind
+        in_heading = f"{table}.kind" if is_list else None
+        named = [key for key in own if key.name != in_heading]
         entries = _entries(key for key in named if key.name.rpartition(".")[0] == table)
         sections[found[1]] = f"\n## {found[1]}\n\n{first}\n" + f"\n{entries}" * bool(entries)
     return "".join(sections.values())

@@ -83,8 +83,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-# `oracle.panel` holds tables, whose keys are those of `oracle.http`.
-NOT_TYPED = ("oracle.panel",)
+# Both hold tables: of `oracle.panel`, the keys are those of `oracle.http`.
+NOT_TYPED = ("oracle.panel", "transforms")
 TYPED = [k.name for k in run_keys().values() if k.annotation != Any and k.name not in NOT_TYPED]
 
 

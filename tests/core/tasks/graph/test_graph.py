@@ -46,6 +46,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "prep.long_documents": ("cut", set()),
     "prep.version": ("v2", {"shards"}),
     "prep.bos_token": ("<|startoftext|>", {"shards"}),
+    "transforms": (({"kind": "base64_blobs"},), {"shards"}),
     "oracle.max_doc_tokens": (24, {"oracle_labels", "student"}),
     "oracle.max_documents": (20, {"oracle_labels"}),
     "backbone.seed": (3, {"backbone"}),
