@@ -115,7 +115,7 @@ def path_or_url(text: str) -> Path:
         if found is None:
             raise argparse.ArgumentTypeError(
                 f"[E-PATH-URL] no run keeps files in this directory of a store; found {text!r},"
-                " expected a path, or the URL of a plan, a manifest or its directory in a run's root"
+                " expected a path, or a URL of a plan, a manifest or its directory in a run's root"
             )
         return found
     return path_argument(text)

@@ -24,5 +24,5 @@ def test_another_machine_finds_the_backbone_and_makes_it_no_second_time(
 
 def test_a_missing_backbone_is_named_by_its_url(machines: tuple[Machine, Machine]) -> None:
     one, _ = machines
-    with pytest.raises(CheckpointError, match="^s3://corpus/runs/web/backbone: no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"^s3://corpus/runs/web/backbone: no checkpoint"):
         checkpoint_digest(one.root / "backbone")

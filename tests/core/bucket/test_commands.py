@@ -65,9 +65,8 @@ def test_a_plan_is_published_from_one_bucket_to_another(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answer(capsys, "publish", PLAN, "s3://corpus/published")
-    assert answer(capsys, "verify", "s3://corpus/published/mixture/loader_plan.json", "--deep")[
-        "ok"
-    ]
+    published = "s3://corpus/published/mixture/loader_plan.json"
+    assert answer(capsys, "verify", published, "--deep")["ok"]
 
 
 def test_a_remixed_and_a_masked_plan_lie_beside_the_plan_in_the_bucket(
@@ -75,20 +74,8 @@ def test_a_remixed_and_a_masked_plan_lie_beside_the_plan_in_the_bucket(
 ) -> None:
     url = f"{ROOT}/mixture/other.json"
     data = f"more={ROOT}/data/web/train"
-    words = (
-        "remix",
-        PLAN,
-        "--step",
-        1,
-        "--weights",
-        "more=1",
-        "--remove",
-        "web",
-        "--add",
-        data,
-        "-o",
-        url,
-    )
+    words = ["remix", PLAN, "--step", 1, "--weights", "more=1", "--remove", "web"]
+    words += ["--add", data, "-o", url]
     assert answer(capsys, *words)["plan"] == url
     assert answer(capsys, "info", url)["train"].keys() == {"web", "more"}
     url = f"{ROOT}/mixture/masked.json"
