@@ -69,7 +69,7 @@ def test_a_plan_is_published_from_one_bucket_to_another(
     assert answer(capsys, "verify", published, "--deep")["ok"]
 
 
-def test_a_remixed_and_a_masked_plan_lie_beside_the_plan_in_the_bucket(
+def test_plans_made_from_a_plan_lie_beside_it_in_the_bucket(
     project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"{ROOT}/mixture/other.json"
@@ -82,7 +82,12 @@ def test_a_remixed_and_a_masked_plan_lie_beside_the_plan_in_the_bucket(
     mask = ("--mask", PLAN, "-o", url, "--config", project.config)
     assert answer(capsys, "takedown", named(project, tmp_path), *mask)["plan"] == url
     assert answer(capsys, "verify", url)["ok"]
-    assert {"mixture/other.json", "mixture/masked.json"} < digests_of(ROOT).keys()
+    url = f"{ROOT}/mixture/twin.json"
+    source = ("--source", f"web={ROOT}/curated/web/train", "--seq-len", 64)
+    assert answer(capsys, "twin", PLAN, *source, "-o", url)["plan"] == url
+    assert answer(capsys, "verify", url)["ok"]
+    made = {f"mixture/{name}.json" for name in ("other", "masked", "twin")}
+    assert made < digests_of(ROOT).keys()
 
 
 @pytest.mark.parametrize("is_here", [True, False])
