@@ -59,6 +59,8 @@ def test_answers_name_files_of_a_bucket_by_their_urls(
     ):
         found = json.dumps(answer(capsys, *words))
         assert "scratch" not in found, words
+        if words[0] == "takedown":
+            assert f"earlier versions in {ROOT}" in found
 
 
 def test_a_plan_is_published_from_one_bucket_to_another(
@@ -109,3 +111,14 @@ def test_a_new_plan_is_refused_if_it_would_lie_apart_from_its_data(
     assert "[E-PLAN-PLACE]" in capsys.readouterr().err
     assert not (tmp_path / "other.json").exists()
     assert {one.path for one in store.listing(ROOT)} == before
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_url_in_no_root_of_a_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["publish", "s3://corpus/elsewhere/plan.json", "s3://corpus/published"],
+        ["remix", PLAN, "--step", "1", "--weights", "web=1", "--add", "web=s3://corpus/elsewhere"],
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert "[E-PATH-URL] no run keeps files" in capsys.readouterr().err
