@@ -7,7 +7,6 @@ than its share, the missing fraction of a sequence is added to its share in the 
 to the source). So many small edits give the same shares as a single edit.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 
 from loader.edits.certificate import Certificate, certify
 from loader.errors import ConfigError, PlanError
+from loader.files.addresses import common_parent, real
 from loader.order.policies import weight_unit
 from loader.order.swrr import OWED_UNIT
 from loader.plan import check as preflight
@@ -171,14 +171,12 @@ def _with_sources(
     """The plan with paths relative to a directory that contains all data. Also the data of each
     source, both of the plan's sources and of the given ones."""
     vocabulary = Vocabulary(plan.tokenizer, plan.vocab_size, plan.eos_token_id)
-    trains = {name: split_dirs(Path(os.path.realpath(path)))[0] for name, path in given.items()}
+    trains = {name: split_dirs(real(path))[0] for name, path in given.items()}
     paths = {name: locate(train, False) for name, train in trains.items()}
     manifests = {name: preflight.read_data(path, vocabulary) for name, path in paths.items()}
     old = [(source.name, preflight.open_data(plan, source)) for source in plan.sources]
     preflight.agreed_vocabulary([*old, *manifests.items()], vocabulary)
-    moved = plan.moved_to(
-        Path(os.path.commonpath([plan.base, *(path.parent for path in paths.values())]))
-    )
+    moved = plan.moved_to(common_parent([plan.base, *(path.parent for path in paths.values())]))
     found = {source.name: source for source in moved.sources}
     for name, manifest in manifests.items():
         data = source_data(name, moved.base, paths[name], manifest)

@@ -1,13 +1,13 @@
 """Twin plans: two runs read one corpus in two tokenizers, in the same order at each step."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from loader.errors import ConfigError, PlanError
+from loader.files.addresses import common_parent, real
 from loader.files.format import Manifest, check_digest, resolve_inside
 from loader.files.regular import open_file
 from loader.plan import check as preflight
@@ -53,11 +53,11 @@ def twin(plan: LoaderPlan, sources: Mapping[str, str | Path], seq_len: int) -> L
             expected="packing = 'concat', no masks, no `consumed`; if on_exhaust = 'wrap', also"
             " shuffle = true",
         )
-    splits = {name: split_dirs(Path(os.path.realpath(path))) for name, path in sources.items()}
+    splits = {name: split_dirs(real(path)) for name, path in sources.items()}
     paths = {name: locate(train, False) for name, (train, _) in splits.items()}
     valids = valid_manifests({name: valid for name, (_, valid) in splits.items() if valid})
-    base = os.path.commonpath([plan.base, *(path.parent for path in paths.values())])
-    moved = plan.moved_to(Path(base))
+    base = common_parent([plan.base, *(path.parent for path in paths.values())])
+    moved = plan.moved_to(base)
     loaded = {
         path: preflight.read_data(path, Vocabulary())
         for path in (*paths.values(), *valids.values())

@@ -89,6 +89,12 @@ def normal(path: Path) -> Path:
     return type(path)(os.path.abspath(str(path)))
 
 
+def real(path: str | os.PathLike[str]) -> Path:
+    """The absolute path without links, of the same class."""
+    found = as_path(path)
+    return type(found)(os.path.realpath(str(found)))
+
+
 def common_parent(paths: Iterable[Path]) -> Path:
     """The innermost directory that contains all paths, of the class of the first."""
     first, *rest = paths

@@ -112,8 +112,12 @@ def path_or_url(text: str) -> Path:
             found = path_at(text)
         except NmoeError as error:
             raise argparse.ArgumentTypeError(error.line()) from None
-        if found is not None:
-            return found
+        if found is None:
+            raise argparse.ArgumentTypeError(
+                f"[E-PATH-URL] no run keeps files in this directory of a store; found {text!r},"
+                " expected a path, or a URL of a plan, a manifest or its directory in a run's root"
+            )
+        return found
     return path_argument(text)
 
 

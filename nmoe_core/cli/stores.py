@@ -2,11 +2,10 @@
 run in a bucket does not need, and explain a published plan."""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli.flags import add_run_flags, run_of
+from nmoe_core.cli.flags import add_run_flags, path_or_url, run_of
 from nmoe_core.cli.output import add_verb, size
 
 
@@ -17,7 +16,7 @@ def register(verbs: Any) -> None:
         "Send changed files, then manifests, then the plan; run it again to resume an interrupted "
         "upload. The loader, verify, info and explain accept the URL."
     )
-    publish.add_argument("path", type=Path, metavar="PLAN|MANIFEST")
+    publish.add_argument("path", type=path_or_url, metavar="PLAN|MANIFEST")
     publish.add_argument("url", metavar="URL", help="s3://, gs://, az://, http(s):// or file://")
     publish.add_argument(
         "--dry-run", action="store_true", help="only print which files would be sent"

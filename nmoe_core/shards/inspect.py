@@ -19,6 +19,7 @@ from loader.files.addresses import as_path
 from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.shard import IndexReader, open_shard
 from loader.plan.settings import DEFAULT_TOKENIZER
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import FormatError, TokenizerError
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.shards.verify import CHUNK_TOKENS
@@ -176,7 +177,7 @@ def sample_tokens(
         tokens = open_shard(path)
         rng = np.random.default_rng(seed)
         chosen = rng.choice(len(tokens), min(count, len(tokens)), replace=False)
-        found[str(path)] = [
+        found[shown(path)] = [
             {
                 "position": at,
                 "token": int(tokens[at]),

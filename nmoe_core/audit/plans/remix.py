@@ -15,7 +15,9 @@ from loader.files.format import read_json_object
 from loader.loader import DeterministicLoader
 from loader.plan.records import LoaderPlan, PlanStage
 from loader.plan.tables import unknown_name
+from nmoe_core.audit.plans.placed import require_one_place
 from nmoe_core.base.atomic import replacing, write_bytes
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
@@ -50,7 +52,8 @@ def write_remix(
 ) -> dict[str, Any]:
     """Commit the certificate of an edit, by default beside the plan, and then the edited plan;
     returns the changes. Raises as `loader.remix`, and ConfigError if a source of the old plan is
-    neither weighted nor removed."""
+    neither weighted nor removed, or the new plan would lie apart from its data (E-PLAN-PLACE)."""
+    require_one_place(output, plan.base, *edit.sources.values())
     in_force = {source.name for source in _around(plan, step)[0].sources}
     for name in edit.removed:
         if name not in in_force:
@@ -71,7 +74,7 @@ def write_remix(
     with replacing(output, proof):
         write_bytes(proof, certificate.to_json(proof.parent).encode())
         write_bytes(output, after.placed_in(output.parent).to_json().encode())
-    return shares(certificate) | {"plan": str(output), "certificate": str(proof)}
+    return shares(certificate) | {"plan": shown(output), "certificate": shown(proof)}
 
 
 def remix_run(run: Run, state_path: Path | None, step: int | None, edit: Edit) -> dict[str, Any]:

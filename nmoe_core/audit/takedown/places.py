@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from nmoe_core.audit.takedown.find import files_below
 from nmoe_core.audit.takedown.search import UNREADABLE, FileSearch
+from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import Tree
@@ -53,11 +54,11 @@ class Place(NamedTuple):
     is_searchable: bool = True
 
     def __str__(self) -> str:
-        shown = [*map(str, self.paths)]
-        if len(shown) > 1:
-            shown = sorted({str(path.parent) for path in self.paths})
-            shown[3:] = [f"and {len(shown) - 3} more"] if len(shown) > 3 else []
-        return f"{self.name} ({', '.join(shown) or 'none here'})"
+        names = [*map(shown, self.paths)]
+        if len(names) > 1:
+            names = sorted({shown(path.parent) for path in self.paths})
+            names[3:] = [f"and {len(names) - 3} more"] if len(names) > 3 else []
+        return f"{self.name} ({', '.join(names) or 'none here'})"
 
 
 def places(run: Run, also: Iterable[Path] = ()) -> list[Place]:
@@ -108,7 +109,7 @@ def search_places(
             if real in known or any(path.is_relative_to(other) for other in apart):
                 continue
             known.add(real)
-            where = {"place": place.name, "path": str(path)}
+            where = {"place": place.name, "path": shown(path)}
             try:
                 texts = search.texts_in(path)
                 size_bytes += path.stat().st_size
@@ -120,7 +121,7 @@ def search_places(
                 [(text, grams)] = texts.most_common(1)
                 counts = {"texts": len(texts), "grams": grams}
                 facts["found"].append(where | counts | name_of(text) | {"remedy": place.remedy})
-        row = {"place": place.name, "paths": [*map(str, place.paths)]}
+        row = {"place": place.name, "paths": [*map(shown, place.paths)]}
         facts["searched"].append(row | {"files": count, "bytes": size_bytes})
     return facts
 

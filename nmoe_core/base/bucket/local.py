@@ -44,6 +44,19 @@ class Copy(NamedTuple):
     used_at: float
 
 
+class _Opened:
+    """The connection of a thread, which is closed when the thread or its bucket ends."""
+
+    def __init__(self, path: Path) -> None:
+        # The bucket may end in another thread.
+        same = {"check_same_thread": False}
+        self.database = sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None, **same)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it was not opened
+            self.database.close()
+
+
 class LocalFiles:
     """The records of the local files of one bucket.
 
@@ -155,17 +168,18 @@ class LocalFiles:
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         """A connection of this thread, in a transaction."""
-        database = getattr(self._threads, "database", None)
-        if database is None:
+        opened = getattr(self._threads, "opened", None)
+        if opened is None:
             self._own.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(self._own / DATABASE, timeout=_WAIT_S, isolation_level=None)
+            opened = _Opened(self._own / DATABASE)
+            database = opened.database
             database.execute("pragma journal_mode = wal")
             # After a crash of the machine the files are hashed again.
             database.execute("pragma synchronous = off")
             with closing(database.cursor()) as cursor:
                 cursor.executescript(_SCHEMA)
-            self._threads.database = database
-        yield database
+            self._threads.opened = opened
+        yield opened.database
 
 
 def sha256_of_bytes(path: str | Path, start: int = 0) -> str:

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from loader.config import resolve_plan
-from loader.files.addresses import path_argument
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.cli.flags import add_run_flags, number, run_of
+from nmoe_core.cli.flags import add_run_flags, number, path_or_url, run_of
 from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 
 def register(verbs: Any) -> None:
     text = "change mixture weights from a given step; writes a plan and its certificate"
     verb = add_verb(verbs, "remix", write, text, _show)
-    verb.add_argument("plan", type=Path, nargs="?", metavar="PLAN", help="plan of a loader")
+    verb.add_argument(
+        "plan", type=path_or_url, nargs="?", metavar="PLAN", help="path or URL of a loader plan"
+    )
     at = verb.add_mutually_exclusive_group(required=True)
     at.add_argument(
         "--state", type=Path, metavar="JSON", help="file with the state_dict() of the run's loader"
@@ -55,7 +56,7 @@ def register(verbs: Any) -> None:
     verb.add_argument(
         "--steps", type=int, metavar="N", help="length of the run (default: as planned)"
     )
-    verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the new plan")
+    verb.add_argument("-o", "--output", type=path_or_url, metavar="PLAN", help="the new plan")
     add_run_flags(verb)
     text = "find the documents that cause a loss spike, by replays with documents masked"
     verb = add_verb(verbs, "bisect", search, text, _show_causes)
@@ -93,7 +94,7 @@ def register(verbs: Any) -> None:
     )
     text = "build an equivalent plan for a second tokenizer: same text at the same steps"
     verb = add_verb(verbs, "twin", pair, text, _show_twin)
-    verb.add_argument("plan", type=Path, metavar="PLAN", help="plan of a loader")
+    verb.add_argument("plan", type=path_or_url, metavar="PLAN", help="path or URL of a loader plan")
     verb.add_argument(
         "--source",
         type=_source,
@@ -106,7 +107,7 @@ def register(verbs: Any) -> None:
         "--seq-len", type=int, required=True, metavar="N", help="tokens per row, with padding"
     )
     verb.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="PLAN", help="the new plan"
+        "-o", "--output", type=path_or_url, required=True, metavar="PLAN", help="the new plan"
     )
 
 
@@ -207,7 +208,7 @@ def _source(text: str) -> tuple[str, Path]:
     name, _, path = text.partition("=")
     if not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} does not have the form NAME=PATH")
-    return name, path_argument(path)
+    return name, path_or_url(path)
 
 
 def _by_name(pairs: Sequence[tuple[str, Path]], flag: str) -> dict[str, Path]:

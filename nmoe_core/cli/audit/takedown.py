@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nmoe_core.base.errors import ConfigError, CurationError
-from nmoe_core.cli.flags import add_run_flags, run_of
+from nmoe_core.cli.flags import add_run_flags, path_or_url, run_of
 from nmoe_core.cli.output import add_verb, in_line, print_facts, print_rows, print_table, size
 
 _MOST_ROWS = 40
@@ -36,13 +36,13 @@ def register(verbs: Any) -> None:
         "--verify", action="store_true", help="prove that no 50-gram of the documents is left"
     )
     step.add_argument(
-        "--mask", type=Path, metavar="PLAN", help="mask the documents in the plan of a run"
+        "--mask", type=path_or_url, metavar="PLAN", help="mask the documents in the plan of a run"
     )
-    verb.add_argument("-o", "--output", type=Path, metavar="PLAN", help="the masked plan")
+    verb.add_argument("-o", "--output", type=path_or_url, metavar="PLAN", help="the masked plan")
     verb.add_argument(
         "--state", type=Path, nargs="+", metavar="JSON", help="states of the run's loaders"
     )
-    verb.add_argument("--plan", type=Path, help="plan of a loader (default: the run's)")
+    verb.add_argument("--plan", type=path_or_url, help="plan of a loader (default: the run's)")
     verb.add_argument(
         "--raw", action="store_true", help="with --verify: search the data shards too"
     )

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from loader.files.addresses import as_path
 from nmoe_core.base import atomic
 from nmoe_core.base.errors import CheckpointError
 from nmoe_core.engine.weights import mxfp4
@@ -84,8 +85,9 @@ def make_tiny_checkpoint(
     """
     config = tiny_model(family_of({"model_type": family}), num_layers, SIZES | sizes)
     raw = tiny_config(family, seed, num_layers, **sizes)
-    _write(Path(directory), raw, _tensors(config, seed))
-    return Path(directory)
+    path = as_path(directory)
+    _write(path, raw, _tensors(config, seed))
+    return path
 
 
 def _write(directory: Path, raw: dict[str, Any], tensors: Iterator[tuple[str, Tensor]]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from loader.files.addresses import as_path
 from loader.files.format import read_json_object
 from loader.files.regular import regular
 from nmoe_core.base.errors import CheckpointError, FormatError
@@ -121,7 +122,7 @@ def find_checkpoint(path: str | Path) -> Path:
     Raises CheckpointError if there is no checkpoint (E-CHECKPOINT-MISSING), or only pickles
     (E-CHECKPOINT-PICKLE).
     """
-    root = Path(path)
+    root = as_path(path)
     if root.suffix in PICKLE_SUFFIXES and not root.is_dir():
         raise pickle_refused(root)
     places = [root, root / "original", root / "original" / "original"]

@@ -21,6 +21,7 @@ _NAMED = {
     "where": "curation.where",
     "rubric": "oracle.rubric",
 }
+_LISTS: dict[str, Any] = {"transforms": [], "attributes.columns": []}
 _MAX_CHARS = 60
 
 
@@ -109,11 +110,14 @@ def unique(changes: Iterable[Change]) -> list[Change]:
 
 def changed_settings(then: Settings, now: Settings) -> list[Change]:
     """The settings that differ. A setting that the output does not record does not count as
-    different."""
+    different, except lists that are recorded only if they have items."""
+    absent = _LISTS if then else {}
+    old = {**absent, **then}
+    new = {**absent, **now}
     changes: list[Change] = []
-    for key, value in now.items():
-        if key in then and _plain(then[key]) != _plain(value):
-            changes.append(Change("setting", key, then[key], value))
+    for key, value in new.items():
+        if key in old and _plain(old[key]) != _plain(value):
+            changes.append(Change("setting", key, old[key], value))
     return changes
 
 

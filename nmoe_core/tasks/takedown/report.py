@@ -15,12 +15,13 @@ from loader.files.format import read_json_object
 from loader.plan.records import LoaderPlan
 from loader.rows.stream import Stream
 from loader.state import resume
+from nmoe_core.audit.plans.placed import require_one_place
 from nmoe_core.audit.takedown.find import Found, find, no_urls
 from nmoe_core.audit.takedown.items import Item, read_items
 from nmoe_core.audit.takedown.places import Place, places
 from nmoe_core.audit.takedown.proof import prove
 from nmoe_core.base.atomic import replacing, write_bytes, write_json
-from nmoe_core.base.bucket.paths import shown
+from nmoe_core.base.bucket.paths import bucket_of, shown
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import seal_summary
 from nmoe_core.config.run import Run
@@ -137,11 +138,12 @@ def verify(
 
 def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     """Commit a plan in which the documents of a list are not targets and EOS replaces their text.
-    Raises as `find_documents` and `loader.mask`, and ConfigError if the plan reads no file with
-    these documents."""
+    Raises as `find_documents`, `loader.mask` and `require_one_place`, and ConfigError if the plan
+    reads no file with these documents."""
     _, found = find_documents(run, path)
     plan = resolve_plan(plan_path)
     output = output.absolute()
+    require_one_place(output, plan.base)
     with closing(Stream(plan, "train")) as stream:
         files = set(stream.files.paths())
     tokens = [one.place for one in found if one.path in files]
@@ -149,13 +151,13 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
         raise ConfigError(
             "the plan reads no document of the list",
             where=plan_path,
-            expected=f"a plan over files of this run, as {run.tree.curated}",
+            expected=f"a plan over files of this run, as {shown(run.tree.curated)}",
             do="give the plan that the loader opens in this directory",
         )
     after = mask(plan, tokens, replace_text=True)
     with replacing(output):
         write_bytes(output, after.placed_in(output.parent).to_json().encode())
-    return {"plan": str(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
+    return {"plan": shown(output), "plan_hash": after.plan_hash, "masked": len(tokens)}
 
 
 def _copies(run: Run, roots: Sequence[Path], also: Sequence[Place] = ()) -> Facts:
@@ -165,12 +167,17 @@ def _copies(run: Run, roots: Sequence[Path], also: Sequence[Place] = ()) -> Fact
     covered = {*roots, *(path for place in also if place.is_searchable for path in place.paths)}
     left = [place for place in places(run) if not covered.issuperset(place.paths)]
     names = [*map(str, left), "caches of loaders, exports and pages in other directories"]
+    if bucket_of(run.tree.root) is not None:
+        names += [
+            f"earlier versions in {shown(run.tree.root)}, which nmoe gc --apply removes",
+            "local directories of machines that used the bucket",
+        ]
     names += [
         "inputs on the hub or in stores",
         "models that learned from them",
         f"{store} and other stores" if store else "stores",
     ]
-    return {"not_covered": names, "published": store, "run_plan": str(run.tree.plan)}
+    return {"not_covered": names, "published": store, "run_plan": shown(run.tree.plan)}
 
 
 def _of_items(items: Sequence[Item], found: Iterable[Found]) -> Facts:
@@ -202,7 +209,7 @@ def _of_plan(
     """Steps of a plan that read the documents, by document id, and the states that have read
     them."""
     path = plan_path or run.tree.plan
-    facts: Facts = {"plan": str(path), "plan_problem": None, "readings": [], "states": []}
+    facts: Facts = {"plan": shown(path), "plan_problem": None, "readings": [], "states": []}
     if not path.is_file() and plan_path is None and not states:
         return facts | {"plan": None}
     try:

@@ -254,8 +254,6 @@ def path_arguments() -> Iterator[list[str]]:
             is_text = is_text or (*words, action.dest) in TAKES_URLS | IS_A_HASH
             if action.type is Path or (action.type in (None, str) and not is_text):
                 yield [*words, *needed(parser, action, URL)]
-            elif action.metavar == "NAME=PATH":
-                yield [*words, *needed(parser, action, f"web={URL}")]
 
 
 @pytest.mark.parametrize("command", list(path_arguments()), ids=" ".join)
