@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import time
+from array import array
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from loader.files.nested import json_value
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.bucket.local import sha256_of_bytes
-from nmoe_core.base.bucket.paths import listed_digest
+from nmoe_core.base.bucket.paths import bucket_of, listed_digest
 
 Fingerprints = dict[str, str]
 # The coarsest resolution of file times: 2 s, on FAT.
@@ -173,6 +174,43 @@ def file_identity(path: Path) -> Identity | None:
     if time.time_ns() - stat.st_ctime_ns < _CLOCK_NS:
         return None
     return Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+
+
+def tree_identity(path: Path) -> str | None:
+    """As `file_identity`, for a file, or for all files below a directory: one value, which is empty
+    if the path does not exist. None also for a path in a bucket. Costs one `stat` per file."""
+    if bucket_of(path) is not None:
+        return None
+    now_ns = time.time_ns()
+    names: list[str] = []
+    numbers = array("Q")
+    try:
+        _add_status(os.stat(path), numbers)
+        if path.is_dir():
+            _add_files(str(path), names, numbers)
+    except FileNotFoundError:
+        return None if names else ""
+    except (OSError, OverflowError):  # a file that nobody may read, or of a time before 1970
+        return None
+    if now_ns - max(numbers[3::4]) < _CLOCK_NS:
+        return None
+    return hashlib.sha256(numbers.tobytes() + "\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _add_files(directory: str, names: list[str], numbers: "array[int]") -> None:
+    """Add the names and the status of all files below a directory."""
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            names.append(entry.name)
+            if entry.is_dir():
+                _add_files(entry.path, names, numbers)
+                names.append("/")
+            else:
+                _add_status(entry.stat(), numbers)
+
+
+def _add_status(found: os.stat_result, numbers: "array[int]") -> None:
+    numbers.extend((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
 
 
 def _key(path: Path) -> str:
