@@ -11,6 +11,7 @@ import os
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from nmoe_core.base.bucket.paths import bucket_of, listed_digest
 Fingerprints = dict[str, str]
 # The coarsest resolution of file times: 2 s, on FAT.
 _CLOCK_NS = 2 * 10**9
+_status = attrgetter("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
 
 
 def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
@@ -177,24 +179,27 @@ def file_identity(path: Path) -> Identity | None:
 
 
 def tree_identity(path: Path) -> str | None:
-    """As `file_identity`, for a file, or for all files below a directory: one value, which is empty
-    if the path does not exist. None also for a path in a bucket. Costs one `stat` per file."""
+    """As `file_identity`, one value for a file, or for the names and the content of all files below
+    a directory; empty if the path does not exist. None also for a path in a bucket. Costs one
+    `stat` per file."""
     if bucket_of(path) is not None:
         return None
     now_ns = time.time_ns()
     names: list[str] = []
     numbers = array("Q")
     try:
-        _add_status(os.stat(path), numbers)
         if path.is_dir():
             _add_files(str(path), names, numbers)
+        else:
+            numbers.extend(_status(path.stat()))
     except FileNotFoundError:
         return None if names else ""
     except (OSError, OverflowError):  # a file that nobody may read, or of a time before 1970
         return None
-    if now_ns - max(numbers[3::4]) < _CLOCK_NS:
+    if now_ns - max(numbers[3::4], default=0) < _CLOCK_NS:
         return None
-    return hashlib.sha256(numbers.tobytes() + "\0".join(names).encode("utf-8", "surrogateescape")).hexdigest()
+    named = os.fsencode("\0".join(names))
+    return hashlib.sha256(numbers.tobytes() + named).hexdigest()
 
 
 def _add_files(directory: str, names: list[str], numbers: "array[int]") -> None:
@@ -206,11 +211,7 @@ def _add_files(directory: str, names: list[str], numbers: "array[int]") -> None:
                 _add_files(entry.path, names, numbers)
                 names.append("/")
             else:
-                _add_status(entry.stat(), numbers)
-
-
-def _add_status(found: os.stat_result, numbers: "array[int]") -> None:
-    numbers.extend((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+                numbers.extend(_status(entry.stat()))
 
 
 def _key(path: Path) -> str:

@@ -24,6 +24,7 @@ from nmoe_core.tasks.graph.differences import Look
 from nmoe_core.tasks.graph.looked import Reads
 from nmoe_core.tasks.graph.states import Graph
 
+
 def walk(run: Run, sources: Sequence[SourcePlan]) -> Graph:
     """Compute the state of every output of a run. Raises ConfigError as `prep_settings`."""
     graph = Graph(run)
