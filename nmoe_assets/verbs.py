@@ -98,6 +98,7 @@ def run_tasks(
                 continue
             recorded = Recorded(instance, recorded.graph, keys)
             states = walk(run, sources)
+            states.remember()
             cost = watch.read()
             task |= {"run_id": outcome.run_id, "is_good": outcome.success}
             task |= {"seconds": round(cost.seconds, 3), "cpu_seconds": round(cost.cpu_seconds, 3)}

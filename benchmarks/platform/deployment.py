@@ -37,7 +37,7 @@ from nmoe_assets.resources import Notifier
 from nmoe_core.cli.output import print_table
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.graph.walk import Graph, State
+from nmoe_core.tasks.graph.states import Graph, State
 from tests.assets.dagster_internals import StepMaterializationData
 
 _WORDS = ["shard", "token", "corpus", "window", "order", "river", "stone", "green", "apple"]

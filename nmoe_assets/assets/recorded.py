@@ -13,7 +13,7 @@ import dagster as dg
 
 from nmoe_assets.dagster_private import failed_partitions
 from nmoe_assets.inputs import CHANGED_MEANWHILE, REBUILD
-from nmoe_core.tasks.graph.walk import Graph
+from nmoe_core.tasks.graph.states import Graph
 
 DATA_VERSION = "dagster/data_version"
 _CODE_VERSION = "dagster/code_version"

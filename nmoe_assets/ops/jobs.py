@@ -22,7 +22,7 @@ from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import SourcePlan
-from nmoe_core.tasks.graph.walk import Graph
+from nmoe_core.tasks.graph.states import Graph
 
 AssetJob = Any  # Dagster does not export the return type of define_asset_job
 

@@ -22,7 +22,8 @@ from nmoe_assets.ops.jobs import TaskJob
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.graph.walk import Graph, walk
+from nmoe_core.tasks.graph.states import Graph
+from nmoe_core.tasks.graph.walk import walk
 from nmoe_core.tasks.preview import TOLD, told
 from nmoe_core.tasks.shards import require_startable
 
@@ -40,7 +41,6 @@ def pipeline_job(
 
     @dg.op(name=prefixed(run, "run_pipeline"), out=dg.Out(dg.Nothing))
     def run_pipeline(context: dg.OpExecutionContext, machine: Machine) -> None:
-        require_startable(run)
         if context.run.remote_job_origin is None:
             _execute_here(run, context, machine, jobs, definitions())
         else:
@@ -61,8 +61,8 @@ def _launch(
     run: Run, context: dg.OpExecutionContext, jobs: list[TaskJob], definitions: dg.Definitions
 ) -> None:
     keys = [key for job in jobs for key in job.keys]
+    states = _looked_at(run)
     recorded = Recorded(context.instance, definitions.resolve_asset_graph(), keys)
-    states = walk(run, run_sources(run))
     if not needed(keys, recorded, states):
         context.log.info("all outputs are current")
         return
@@ -71,6 +71,16 @@ def _launch(
     context.log.info(f"backfill {backfill} makes {len(keys)} assets")
     link = {"backfill": dg.MetadataValue.url(f"/runs/b/{backfill}")}
     context.add_output_metadata({**link, **_why(states)})
+
+
+def _looked_at(run: Run) -> Graph:
+    """The states before the first task. Raises as `require_startable`, which starts a process, if
+    a task has work."""
+    states = walk(run, run_sources(run))
+    states.remember()
+    if states.not_current():
+        require_startable(run)
+    return states
 
 
 def _why(states: Graph) -> dict[str, dg.TableMetadataValue]:
@@ -92,8 +102,8 @@ def _execute_here(
     tags = {PART_OF: context.run_id[:8]}
     keys = [key for job in jobs for key in job.keys]
     graph = definitions.resolve_asset_graph()
+    states = _looked_at(run)
     recorded = Recorded(context.instance, graph, keys)
-    states = walk(run, run_sources(run))
     why = _why(states)
     with interrupts_since() as raise_if_interrupted:
         for i, job in enumerate(jobs, 1):
@@ -105,6 +115,7 @@ def _execute_here(
                 continue
             recorded = Recorded(context.instance, graph, keys)
             states = walk(run, run_sources(run))
+            states.remember()
             cost = watch.read()
             rows.append({"part": job.name, **cost.facts(machine)})
             links[job.name] = dg.MetadataValue.dagster_run(outcome.run_id)

@@ -14,7 +14,7 @@ from nmoe_core.cli.output import add_verb, counted, duration, in_line, print_jso
 from nmoe_core.cli.stores import explain_plan
 
 if TYPE_CHECKING:
-    from nmoe_core.tasks.graph.walk import State
+    from nmoe_core.tasks.graph.states import State
     from nmoe_core.tasks.preview import RegradePlan, RunPlan, SplitState
 
 SHOWN_CHARS = 16  # leading characters of a plan's hash that are shown

@@ -23,7 +23,8 @@ from nmoe_core.prep.estimate import PlannedSplit, plan_split
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources, run_stages
 from nmoe_core.tasks.graph.foresee import Foreseen, foresee, rows_of
 from nmoe_core.tasks.graph.prepared import prefix
-from nmoe_core.tasks.graph.walk import Graph, State, walk
+from nmoe_core.tasks.graph.states import Graph, State
+from nmoe_core.tasks.graph.walk import walk
 from nmoe_core.tasks.shards import require_selectable
 
 
@@ -159,9 +160,13 @@ def require_plan(run: Run, digest: str) -> None:
         )
 
 
-def not_current(run: Run) -> list[State]:
-    """Every output that is not current, in the order in which they are made."""
-    return walk(run, run_sources(run)).not_current()
+def not_current(run: Run, *, remember: bool = False) -> list[State]:
+    """Every output that is not current, in the order in which they are made. `remember`: let later
+    walks skip the files of the others."""
+    graph = walk(run, run_sources(run))
+    if remember:
+        graph.remember()
+    return graph.not_current()
 
 
 _VERBS = {

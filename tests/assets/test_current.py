@@ -85,7 +85,9 @@ def newest_versions(project: Path) -> dict[tuple[str, str], str]:
 
 def times(project: Path) -> dict[Path, int]:
     files = (path for path in (project / "out").rglob("*") if path.is_file())
-    return {path: path.stat().st_mtime_ns for path in files if path.name != ".lock"}
+    # a copied project has new inodes, so the first run over it remembers them
+    others = (".lock", ".walk.json")
+    return {path: path.stat().st_mtime_ns for path in files if path.name not in others}
 
 
 def stale(project: Path) -> dict[object, object]:

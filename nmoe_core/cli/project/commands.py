@@ -24,7 +24,7 @@ from nmoe_core.config.run import Run
 if TYPE_CHECKING:
     from nmoe_core.cli.project.survey import Survey
     from nmoe_core.sources.discover import Inputs
-    from nmoe_core.tasks.graph.walk import State
+    from nmoe_core.tasks.graph.states import State
 
 _VERBS = "nmoe.verbs"  # entry point group of verbs that need Dagster
 
@@ -228,9 +228,9 @@ def run_tasks(arguments: argparse.Namespace) -> int:
     status = 0
     made: list[dict[str, Any]] = []
     left: list[State] = []
-    if arguments.tasks or not_current(run):
+    if arguments.tasks or not_current(run, remember=True):
         status, made = _of_dagster("run")(run, arguments.tasks, show)
-        left = not_current(run) if status == 0 else []
+        left = not_current(run, remember=True) if status == 0 else []
     if arguments.json:
         print_json({"tasks": made, "status": status, "not_current": [*map(_why, left)]})
     elif status == 0:

@@ -4,11 +4,14 @@ selection, curated shards, plan."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from loader.files.format import load_manifest
 from loader.files.regular import read_file
+from nmoe_core.audit.seen import SEEN_CODE
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.base.fingerprint import (
     Fingerprints,
@@ -20,14 +23,19 @@ from nmoe_core.base.fingerprint import (
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.settings import curate_settings
-from nmoe_core.curate.shards.planning import CurateSettings
+from nmoe_core.curate.shards.planning import CURATE_CODE, CurateSettings
 from nmoe_core.shards.manifest import digest_of
+from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.curate import embedding_table, plan_bytes, planned_loader, topic_settings
-from nmoe_core.tasks.graph import made_with
+from nmoe_core.tasks.graph import made_with, settings
 from nmoe_core.tasks.graph.differences import Look, changed_settings
+from nmoe_core.tasks.graph.looked import Reads, whole
 from nmoe_core.tasks.graph.prepared import manifest_look
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from nmoe_core.attributes.where import Where
 
 
@@ -51,6 +59,14 @@ def topic_model(run: Run, sources: list[str]) -> Look:
     return Look(then, now, old, new, inputs)
 
 
+def topic_model_reads(run: Run, sources: Sequence[str]) -> Reads:
+    """What the state of the topic model depends on."""
+    tree = run.tree
+    places = [tree.topic_model, *[tree.checkpoint] * run.config.curation.reads_backbone]
+    places += [tree.split(name) for name in sources]
+    return Reads(lambda: [settings.topic_model(run), *whole(run)], tuple(places))
+
+
 # fields of the plan that are computed from manifests
 _PLAN_DATA = ("stages", "valid", "plan_hash", "root")
 
@@ -71,6 +87,50 @@ class CurationLooks:
         from nmoe_core.curate.topics.model import load_topic_model
 
         return load_topic_model(self._run.tree.topic_model).digest
+
+    @cached_property
+    def _schemas(self) -> list[Any]:
+        """The columns of the documents of each source."""
+        from nmoe_core.tasks.selection.view import source_schema
+
+        found = []
+        for name in self._planned:
+            columns = source_schema(self._run, name).items()
+            found.append([name, [[column, str(kind)] for column, kind in columns]])
+        return found
+
+    def _reads(self, made_with: Callable[[], Any], source: str, *more: Path) -> Reads:
+        tree = self._run.tree
+        return Reads(made_with, (tree.split(source), tree.topics / source, *more))
+
+    def topics_read(self, source: str) -> Reads:
+        """What the states of the topics of a source depend on."""
+        from nmoe_core.curate.topics.assign import assign_fingerprints
+
+        return self._reads(lambda: assign_fingerprints("", self._model_digest), source)
+
+    def selection_reads(self, source: str) -> Reads:
+        """What the states of the decisions of `where` for a source depend on."""
+        run = self._run
+        tree = run.tree
+        return self._reads(
+            lambda: [settings.selection(run), attribute_names(run), source, self._schemas],
+            source,
+            tree.attributes / source,
+            tree.quality / source,
+        )
+
+    def curated_reads(self, source: str) -> Reads:
+        """What the states of the curated shards of a source depend on."""
+        tree = self._run.tree
+        return self._reads(
+            lambda: [asdict(self._settings(source)), self._settings(source).fingerprints()],
+            source,
+            tree.attributes / source,
+            tree.quality / source,
+            tree.curated_split(source),
+            tree.takedown,
+        )
 
     def topics(self, shard: ShardPaths) -> Look:
         """The recorded and current inputs of the topics of a shard."""
@@ -173,6 +233,12 @@ def _rule(run: Run, source: str) -> Where | NmoeError:
         return error
 
 
+def curated_manifest_reads(run: Run, source: str) -> Reads:
+    """What the state of the manifest of all curated shards of a source depends on."""
+    shared = [CURATE_CODE, run.config.prep.num_shards]
+    return Reads(lambda: shared, (run.tree.split(source), run.tree.curated_split(source)))
+
+
 def curated_manifest(run: Run, source: str) -> Look:
     """The recorded and current inputs of the manifest of all curated shards of a source."""
     from nmoe_core.curate.shards.combine import combined_manifest
@@ -180,6 +246,11 @@ def curated_manifest(run: Run, source: str) -> Look:
     made = combined_manifest(run.tree, source, run.config.prep.num_shards)
     path = run.tree.curated_manifest(source)
     return manifest_look(path, made["content_hash"], f"{source}/curated")
+
+
+def seen_index_reads(run: Run, source: str) -> Reads:
+    """What the states of the indexes of a source depend on."""
+    return Reads(lambda: SEEN_CODE, (run.tree.curated_split(source), run.tree.seen / source))
 
 
 def seen_index(shard: ShardPaths) -> Look:
@@ -190,6 +261,15 @@ def seen_index(shard: ShardPaths) -> Look:
     then = None if known is None else known["fingerprints"]
     now = index_fingerprints(load_manifest(shard.curated_manifest))
     return Look(then, now, inputs={"curated": f"{shard.source}/curated"})
+
+
+def loader_plan_reads(run: Run, sources: Sequence[str], valid_sources: Sequence[str]) -> Reads:
+    """What the state of the loader plan depends on."""
+    tree = run.tree
+    splits = [tree.curated_split(name) for name in sources]
+    splits += [tree.split(name, "valid") for name in valid_sources]
+    shared = partial(settings.loader_plan, run)
+    return Reads(lambda: [shared(), *whole(run)], (tree.plan, *tree.remixes(), *splits))
 
 
 def loader_plan(run: Run, sources: list[str], valid_sources: list[str]) -> Look:

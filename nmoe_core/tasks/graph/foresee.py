@@ -19,7 +19,7 @@ from loader.files.regular import open_file
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.tasks.graph.graded import GradeLooks
-from nmoe_core.tasks.graph.walk import Graph, State
+from nmoe_core.tasks.graph.states import Graph, State
 
 if TYPE_CHECKING:
     from nmoe_core.quality.calibration.summary_file import Calibration

@@ -19,6 +19,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.tasks.graph import made_with, settings
 from nmoe_core.tasks.graph.differences import Look, Settings
+from nmoe_core.tasks.graph.looked import Reads, whole
 
 if TYPE_CHECKING:
     from nmoe_core.engine import Transformer
@@ -47,6 +48,26 @@ def backbone(run: Run) -> Look:
     wanted = tiny_recipe(run)
     then, now = ({"recipe": str(sorted(one.items()))} for one in (there, wanted))
     return Look(then, now, made_with.backbone(there), made_with.backbone(wanted))
+
+
+def models_read(run: Run) -> Reads:
+    """What the states of labels, student, heads and thresholds depend on."""
+    from nmoe_core.labels.jobs import labelling_of
+    from nmoe_core.text.tokenizer import load_tokenizer
+
+    tree = run.tree
+    # labels can name sources that the run has no longer
+    places = [tree.slices, tree.labels, tree.heads, tree.calibration, tree.checkpoint]
+    places += sorted(tree.data.glob("*/train"))
+    if run.config.calibration.target_by == "language":
+        places += sorted(tree.attributes.glob("*"))
+
+    def made_with() -> list[Any]:
+        oracle = labelling_of(run).without_key().oracle(run.rubric)
+        opened = oracle.fingerprint, oracle.facts, load_tokenizer(run.tokenizer).fingerprint
+        return [settings.labels(run), settings.calibration(run), *opened, *whole(run)]
+
+    return Reads(made_with, tuple(places))
 
 
 def labels(run: Run) -> Iterator[tuple[str, list[Look]]]:
@@ -293,6 +314,14 @@ class GradeLooks:
         if (model := ids_for_grader(run, self.kind)) is not None:
             self._digests |= model.fingerprints
 
+    @property
+    def shared(self) -> list[Any]:
+        """The part of the current inputs that all shards share."""
+        from nmoe_core.quality.grading.grade import grade_fingerprints
+
+        digests = self._digests | {"calibration": self.calibration.digest}
+        return [grade_fingerprints({}, digests, *self.settings), self.calibration.target_by]
+
     def shard(self, shard: ShardPaths) -> Look:
         """The recorded and current inputs of one shard."""
         from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_graded
@@ -320,6 +349,13 @@ class GradeLooks:
         inputs |= {"judge": "hydra/judge_head", "student": "hydra/student"}
         inputs |= {"languages": f"{shard.source}/attributes/language"}
         return Look(then, now, old, self._wanted, inputs, damage=damage)
+
+
+def kept_with() -> Fingerprints:
+    """The part of the current inputs that all shards of a run without a grader share."""
+    from nmoe_core.quality.grading.rules_only import keep_fingerprints
+
+    return keep_fingerprints("")
 
 
 def unscored(shard: ShardPaths) -> Look:

@@ -123,7 +123,7 @@ def topic_model(header: Settings) -> Settings:
 
 def duplicates(tree: Tree) -> Settings:
     """Settings that `duplicates` records."""
-    made = read_sealed(tree.attributes / "duplicates.json") or {}
+    made = read_sealed(tree.duplicates) or {}
     return {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
 
 

@@ -1,6 +1,8 @@
 """Compares recorded and current inputs of the outputs made from sources: shards, manifests, slices
 and attributes."""
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 
 from loader.files.format import MANIFEST_NAME, load_manifest
@@ -17,7 +19,7 @@ from nmoe_core.base.fingerprint import (
 from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.labels.slices import SUMMARY_NAME, slice_fingerprints
+from nmoe_core.labels.slices import SLICE_CODE, SUMMARY_NAME, slice_fingerprints
 from nmoe_core.prep.mixture import SourcePlan, prep_settings
 from nmoe_core.prep.run import combined_manifest, shard_fingerprints
 from nmoe_core.prep.settings import PrepSettings, shard_format
@@ -26,6 +28,7 @@ from nmoe_core.sources.open import open_reader
 from nmoe_core.tasks.attributes import duplicates_inputs, open_attribute, user_files
 from nmoe_core.tasks.graph import made_with, settings
 from nmoe_core.tasks.graph.differences import Look
+from nmoe_core.tasks.graph.looked import Reads, whole
 
 
 class SplitLooks:
@@ -75,6 +78,12 @@ class SplitLooks:
         )
 
     @property
+    def reads(self) -> Reads:
+        """What the states of the shards and of their manifest depend on."""
+        shared = [self._now, asdict(self._format), self._settings.num_shards]
+        return Reads(lambda: shared, (self._run.tree.split(self._source.name, self._split),))
+
+    @property
     def settings(self) -> PrepSettings:
         """Settings of prep."""
         return self._settings
@@ -106,6 +115,12 @@ def slices(run: Run, source: str) -> Look:
     return Look(then, now, inputs={"data": f"{source}/manifest"}, damage=damage)
 
 
+def slices_read(run: Run, source: str) -> Reads:
+    """What the state of the slices of a source depends on."""
+    places = run.tree.split(source), run.tree.source_slices(source)
+    return Reads(lambda: SLICE_CODE, places)
+
+
 class AttributeLooks:
     """Finds the inputs of the shards of an attribute other than `duplicates`."""
 
@@ -122,6 +137,11 @@ class AttributeLooks:
     def _made_with(self) -> Fingerprints:
         is_of_backbone = self._name in OF_BACKBONE
         return open_attribute(self._run, self._name).made_with if is_of_backbone else self._now
+
+    def reads(self, source: str) -> Reads:
+        """What the states of the shards of a source depend on."""
+        tree = self._run.tree
+        return Reads(lambda: self._made_with, (tree.split(source), tree.attributes / source))
 
     def shard(self, shard: ShardPaths) -> Look:
         """The recorded and current inputs of one shard."""
@@ -145,11 +165,18 @@ class AttributeLooks:
         return Look(then, now, settings_then, settings_now, inputs)
 
 
+def duplicates_read(run: Run, sources: Sequence[str]) -> Reads:
+    """What the state of the copies among all documents depends on."""
+    tree = run.tree
+    places = [tree.attributes / name for name in sources] + [tree.split(name) for name in sources]
+    return Reads(lambda: [CODES["duplicates"], *whole(run)], (tree.duplicates, *places))
+
+
 def duplicates(run: Run, sources: list[str]) -> Look:
     """The recorded and current inputs of the copies among all documents."""
     from nmoe_core.shards.attribute_file import find_footer
 
-    summary = run.tree.attributes / "duplicates.json"
+    summary = run.tree.duplicates
     corpus, fixed = duplicates_inputs(run, sources)
     now = {"inputs": sha256_json(list(corpus.inputs.items())), **fixed}
     known = read_sealed(summary) or {}

@@ -19,7 +19,7 @@ def record_of(run: Run, key: str, partition: str = "") -> Path:
         "hydra/probe_head": tree.probe,
         "hydra/judge_head": tree.judge,
         "hydra/calibration": tree.calibration_summary,
-        "curation/duplicates": tree.attributes / "duplicates.json",
+        "curation/duplicates": tree.duplicates,
         "curation/topic_model": tree.topic_model,
         "mixture/loader_plan": tree.plan,
     }

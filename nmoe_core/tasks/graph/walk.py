@@ -1,17 +1,15 @@
 """The state of every output of a run: current, stale with reasons, missing, or open.
 
 From the sources to the loader plan, it compares the recorded inputs of each output with its current
-inputs, by the fingerprints that the task uses, and writes no file. An output is open if one of its
-inputs will be made again: the output is made again only if the bytes of that input change. Each
-summary and each changed source file is read once.
+inputs, by the fingerprints that the task uses, and writes no file. Each summary and each changed
+source file is read once; if an earlier walk remembered a key, its files are only counted with
+their times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Literal
+from functools import partial
 
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.attributes import OF_BACKBONE
@@ -22,161 +20,9 @@ from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
 from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.graph import curated, graded, prepared
-from nmoe_core.tasks.graph.differences import Change, Look, unique
-
-Status = Literal["current", "stale", "missing", "open"]
-
-# These outputs record their inputs in their content, so other inputs give other bytes.
-_NAMING_INPUTS = (
-    *("backbone", "student", "probe_head", "judge_head", "calibration", "quality_scores"),
-    *("topic_model", "topics", "curated", "curated_manifest"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """One output: its key, as Dagster shows it without a mixture's prefix, and its partition.
-
-    `changes`: reasons of a stale output; `waits_for`: keys of inputs that are not current;
-    `problem`: why the state is unknown.
-    """
-
-    key: str
-    partition: str
-    task: str
-    status: Status
-    changes: tuple[Change, ...] = ()
-    waits_for: tuple[str, ...] = ()
-    problem: str = ""
-
-    @property
-    def changes_its_bytes(self) -> bool:
-        """Whether the output's bytes will change, so that outputs made from it are made again
-        too."""
-        is_damage = all(change.kind == "files" for change in self.changes)
-        has_reason = self.status == "stale" and not self.problem
-        return has_reason and not (is_damage and self.changes) and _names_inputs(self.key)
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the run would keep the output."""
-        return self.status == "current"
-
-    @property
-    def reason(self) -> str:
-        """A short reason why the output is not current."""
-        told = [str(change) for change in self.changes]
-        if self.problem:
-            told.append(self.problem)
-        if self.status == "missing":
-            told = ["not made yet"]
-        if self.status == "open" or not told:
-            told += [f"after {key}" for key in self.waits_for]
-        return "; ".join(told)
-
-
-def _names_inputs(key: str) -> bool:
-    return key.rpartition("/")[2] in _NAMING_INPUTS
-
-
-@dataclass
-class Graph:
-    """The states of all outputs, in the order in which they are made."""
-
-    run: Run
-    states: dict[tuple[str, str], State] = field(default_factory=dict)
-    keys: dict[str, list[State]] = field(default_factory=dict)
-    _not_current: dict[str, list[State]] = field(default_factory=dict)
-
-    def of(self, key: str, partition: str = "") -> list[State]:
-        """The states of a key: of the given partition, or, if the key does not have this partition,
-        of all partitions."""
-        found = self.states.get((key, partition))
-        return [found] if found is not None else self.keys.get(key, [])
-
-    def _waiting(self, key: str, partition: str = "") -> list[State]:
-        """The states of `of` that are not current."""
-        found = self.states.get((key, partition))
-        if found is None:
-            return self._not_current.get(key, [])
-        return [found] if not found.is_current else []
-
-    def not_current(self) -> list[State]:
-        """Outputs that would be made, in the order in which they are made."""
-        return [state for state in self.states.values() if not state.is_current]
-
-    def add(
-        self,
-        key: str,
-        task: str,
-        inputs: Iterable[str],
-        look: Callable[[], Look | Sequence[Look]],
-        partition: str = "",
-        *,
-        by_content: bool = False,
-    ) -> None:
-        """Add the state of one output, after its inputs. `by_content`: the output depends only on
-        the rows of its inputs, which may be the same after the inputs are made again."""
-        behind = [state for name in inputs for state in self._waiting(name, partition)]
-        waits_for = tuple(dict.fromkeys(s.key for s in behind))
-        state = partial(State, key, partition, task, waits_for=waits_for)
-        try:
-            found = look()
-        except (NmoeError, OSError) as error:
-            text = " ".join(str(error).split())
-            if key.endswith("/curated"):  # a curated shard's offset depends on the shards before it
-                waits_for = waits_for or (key,) * bool(self._waiting(key))
-            made = state("open", waits_for=waits_for) if waits_for else state("stale", problem=text)
-        else:
-            looks = [found] if isinstance(found, Look) else found
-            is_certain = any(one.changes_its_bytes for one in behind) and not by_content
-            made = _state(state, looks, bool(waits_for), is_certain)
-        self._keep(made)
-
-    def fail(
-        self, key: str, task: str, partition: str, problem: str, inputs: Iterable[str]
-    ) -> None:
-        """Add an output with an unknown state."""
-        behind = [state for name in inputs for state in self._waiting(name)]
-        waits_for = tuple(dict.fromkeys(state.key for state in behind))
-        if waits_for:
-            self._keep(State(key, partition, task, "open", waits_for=waits_for))
-        else:
-            self._keep(State(key, partition, task, "stale", problem=problem))
-
-    def _keep(self, state: State) -> None:
-        self.states[state.key, state.partition] = state
-        self.keys.setdefault(state.key, []).append(state)
-        if not state.is_current:
-            self._not_current.setdefault(state.key, []).append(state)
-
-    @cached_property
-    def models(self) -> graded.ModelLooks:
-        """Finds the inputs of the outputs from labels and backbone."""
-        return graded.ModelLooks(self.run)
-
-    @cached_property
-    def grades(self) -> graded.GradeLooks:
-        """Finds the inputs of scores. Raises the errors of `GradeLooks`, and
-        CalibrationError if there are no thresholds."""
-        from nmoe_core.quality.calibration.summary_file import load_calibration
-
-        return graded.GradeLooks(self.run, load_calibration(self.run.tree.calibration))
-
-
-def _state(
-    state: Callable[..., State], looks: Sequence[Look], is_behind: bool, is_certain: bool
-) -> State:
-    """The state of an output, from its recorded and current inputs. `is_behind`: an input is not
-    current; `is_certain`: the bytes of an input will change."""
-    if any(look.then is None for look in looks):
-        return state("missing")
-    changes = tuple(unique(change for look in looks for change in look.changes()))
-    # An input that is made again may get the bytes that it had before.
-    is_own = any(change.kind != "input" for change in changes)
-    if is_own or is_certain or (changes and not is_behind):
-        return state("stale", changes=changes)
-    return state("open" if is_behind else "current", changes=changes)
+from nmoe_core.tasks.graph.differences import Look
+from nmoe_core.tasks.graph.looked import Reads
+from nmoe_core.tasks.graph.states import Graph
 
 
 def walk(run: Run, sources: Sequence[SourcePlan]) -> Graph:
@@ -231,8 +77,10 @@ def _sources(graph: Graph, sources: Sequence[SourcePlan]) -> None:
             if split == "train" or source.has_valid:
                 _split(graph, source, split)
         if not run.config.grading.is_off:
-            slices = partial(prepared.slices, run, source.name)
-            graph.add(f"{source.name}/docid_slices", "prep", [f"{source.name}/manifest"], slices)
+            name = source.name
+            slices = partial(prepared.slices, run, name)
+            reads = prepared.slices_read(run, name)
+            graph.add(f"{name}/docid_slices", "prep", [f"{name}/manifest"], slices, reads=reads)
     _attributes(graph, [source.name for source in sources], _first(run), "prep")
 
 
@@ -248,9 +96,8 @@ def _split(graph: Graph, source: SourcePlan, split: str) -> None:
             graph.fail(f"{key}shards", task, f"{bucket:04d}", text, [])
         graph.fail(f"{key}manifest", task, "", text, [f"{key}shards"])
         return
-    for bucket in range(num_shards):
-        graph.add(f"{key}shards", task, [], partial(looks.shard, bucket), f"{bucket:04d}")
-    graph.add(f"{key}manifest", task, [f"{key}shards"], looks.manifest)
+    graph.add_shards(f"{key}shards", task, [], looks.shard, num_shards, looks.reads)
+    graph.add(f"{key}manifest", task, [f"{key}shards"], looks.manifest, reads=looks.reads)
 
 
 def _models(graph: Graph, names: Sequence[str]) -> None:
@@ -258,23 +105,27 @@ def _models(graph: Graph, names: Sequence[str]) -> None:
     run = graph.run
     looks = graph.models
     has_heads = run.config.grading.grader in ("hydra", "auto")
+    reads = graded.models_read(run)
     labelled = [f"{name}/{kind}" for name in names for kind in ("docid_slices", "shards")]
-    _labels(graph, labelled)
+    slices = [f"{split}-{number:02d}" for split, number in LABEL_SHARDS]
+    if not graph.add_remembered("hydra/oracle_labels", "label", labelled, slices, reads):
+        _labels(graph, labelled, slices)
+    add = partial(graph.add, task="train_heads", reads=reads)
     graph.add("hydra/backbone", "train_heads", [], partial(graded.backbone, run))
     trained = "hydra/oracle_labels"
-    graph.add("hydra/student", "train_heads", [trained], looks.student)
+    add("hydra/student", inputs=[trained], look=looks.student)
     heads: list[str] = []
     if has_heads:
         heads = ["hydra/probe_head", "hydra/judge_head"]
         inputs = [trained, "hydra/backbone", "hydra/student"]
-        graph.add(heads[0], "train_heads", inputs, partial(looks.head, "probe"))
-        graph.add(heads[1], "train_heads", inputs, partial(looks.head, "judge"))
+        add(heads[0], inputs=inputs, look=partial(looks.head, "probe"))
+        add(heads[1], inputs=inputs, look=partial(looks.head, "judge"))
     languages = [f"{name}/attributes/language" for name in names] * bool(_first(run))
     inputs = [trained, "hydra/student", *heads, *languages]
-    graph.add("hydra/calibration", "train_heads", inputs, looks.calibration)
+    add("hydra/calibration", inputs=inputs, look=looks.calibration)
 
 
-def _labels(graph: Graph, inputs: Sequence[str]) -> None:
+def _labels(graph: Graph, inputs: Sequence[str], slices: Iterable[str]) -> None:
     """The labels of each slice; their state is unknown if the slices are missing."""
     key = "hydra/oracle_labels"
     try:
@@ -283,8 +134,7 @@ def _labels(graph: Graph, inputs: Sequence[str]) -> None:
     except (NmoeError, OSError) as error:
         told = [state.partition for state in graph.of(key)]
         text = " ".join(str(error).split())
-        for split, number in LABEL_SHARDS:
-            name = f"{split}-{number:02d}"
+        for name in slices:
             if name not in told:
                 graph.fail(key, "label", name, text, inputs)
 
@@ -293,18 +143,38 @@ def _scores(graph: Graph, names: Sequence[str]) -> None:
     """Scores of every shard."""
     run = graph.run
     for name in names:
-        shards = run.tree.shards(name, run.config.prep.num_shards)
         inputs = [f"{name}/shards"]
         if not run.config.grading.is_off:
             inputs += ["hydra/calibration", "hydra/student"]
             inputs += [f"{name}/attributes/language"] * bool(_first(run))
             if run.config.grading.grader != "student":
                 inputs += ["hydra/backbone", "hydra/probe_head", "hydra/judge_head"]
-        for shard in shards:
-            number = f"{shard.bucket:04d}"
-            graph.add(
-                f"{name}/quality_scores", "grade", inputs, partial(_graded, graph, shard), number
-            )
+        places = run.tree.split(name), run.tree.quality / name
+        if _first(run):
+            places += (run.tree.attributes / name,)
+        reads = Reads(partial(_graded_with, graph), places)
+        key = f"{name}/quality_scores"
+        _add_shards(graph, key, inputs, partial(_graded, graph), reads, "grade")
+
+
+def _graded_with(graph: Graph) -> object:
+    """The fingerprints that the scores of all shards share."""
+    return graded.kept_with() if graph.run.config.grading.is_off else graph.grades.shared
+
+
+def _add_shards(
+    graph: Graph,
+    key: str,
+    inputs: Sequence[str],
+    look: Callable[[ShardPaths], Look],
+    reads: Reads,
+    task: str,
+) -> None:
+    """Add the states of all shards that the shards of a source give."""
+    run = graph.run
+    at = partial(run.tree.shard, key.partition("/")[0])
+    num_shards = run.config.prep.num_shards
+    graph.add_shards(key, task, inputs, lambda bucket: look(at(bucket)), num_shards, reads)
 
 
 def _graded(graph: Graph, shard: ShardPaths) -> Look:
@@ -321,15 +191,14 @@ def _attributes(
         if attribute == "duplicates":
             inputs = [f"{name}/attributes/signatures" for name in names]
             look = partial(prepared.duplicates, run, list(names))
-            graph.add("curation/duplicates", task, inputs, look)
+            reads = prepared.duplicates_read(run, names)
+            graph.add("curation/duplicates", task, inputs, look, reads=reads)
             continue
         looks = prepared.AttributeLooks(run, attribute)
         for name in names:
-            for shard in run.tree.shards(name, run.config.prep.num_shards):
-                key = f"{name}/attributes/{attribute}"
-                number = f"{shard.bucket:04d}"
-                inputs = [f"{name}/shards"] + ["hydra/backbone"] * (attribute in OF_BACKBONE)
-                graph.add(key, task, inputs, partial(looks.shard, shard), number)
+            inputs = [f"{name}/shards"] + ["hydra/backbone"] * (attribute in OF_BACKBONE)
+            key = f"{name}/attributes/{attribute}"
+            _add_shards(graph, key, inputs, looks.shard, looks.reads(name), task)
 
 
 def _curation(graph: Graph, sources: Sequence[SourcePlan]) -> None:
@@ -339,42 +208,40 @@ def _curation(graph: Graph, sources: Sequence[SourcePlan]) -> None:
     add = partial(graph.add, task="curate")
     inputs = [f"{name}/manifest" for name in names]
     inputs += ["hydra/backbone"] * run.config.curation.reads_backbone
-    add("curation/topic_model", inputs=inputs, look=partial(curated.topic_model, run, names))
+    look = partial(curated.topic_model, run, names)
+    reads = curated.topic_model_reads(run, names)
+    add("curation/topic_model", inputs=inputs, look=look, reads=reads)
     looks = curated.CurationLooks(run, names)
     for name in names:
         _curated(graph, looks, name)
     inputs = [f"{name}/curated_manifest" for name in names]
     valid = [source.name for source in sources if source.has_valid]
     inputs += [f"{name}/valid_manifest" for name in valid]
-    add("mixture/loader_plan", inputs=inputs, look=partial(curated.loader_plan, run, names, valid))
+    look = partial(curated.loader_plan, run, names, valid)
+    reads = curated.loader_plan_reads(run, names, valid)
+    add("mixture/loader_plan", inputs=inputs, look=look, reads=reads)
 
 
 def _curated(graph: Graph, looks: curated.CurationLooks, name: str) -> None:
     """Topics, selection and curated shards of one source."""
     run = graph.run
-    add = partial(graph.add, task="curate")
-    shards = {
-        f"{shard.bucket:04d}": shard for shard in run.tree.shards(name, run.config.prep.num_shards)
-    }
-    for number, shard in shards.items():
-        inputs = [f"{name}/shards", "curation/topic_model"]
-        look = partial(looks.topics, shard)
-        add(f"{name}/topics", inputs=inputs, look=look, partition=number)
+    add = partial(_add_shards, graph, task="curate")
+    inputs = [f"{name}/shards", "curation/topic_model"]
+    add(f"{name}/topics", inputs, looks.topics, looks.topics_read(name))
     read = [f"{name}/{kind}" for kind in ("shards", "quality_scores", "topics")]
     if run.config.curation.where is not None:
         attributes = [f"{name}/attributes/{one}" for one in attribute_names(run)]
         inputs = [*read, *attributes, "curation/duplicates"]
-        for number, shard in shards.items():
-            look = partial(looks.selection, shard)
-            add(f"{name}/selection", inputs=inputs, look=look, partition=number, by_content=True)
+        add(f"{name}/selection", inputs, looks.selection, looks.selection_reads(name))
         read.append(f"{name}/selection")
     if spreads_copies(run):
         read.append("curation/duplicates")
     made = f"{name}/curated"
-    for number, shard in shards.items():
-        add(made, inputs=read, look=partial(looks.curated, shard), partition=number)
-        if run.config.seen.index:
-            look = partial(curated.seen_index, shard)
-            add(f"{name}/seen_index", inputs=[made], look=look, partition=number, by_content=True)
+    add(made, read, looks.curated, looks.curated_reads(name))
+    if run.config.seen.index:
+        reads = curated.seen_index_reads(run, name)
+        add(f"{name}/seen_index", [made], curated.seen_index, reads)
     look = partial(curated.curated_manifest, run, name)
-    add(f"{name}/curated_manifest", inputs=[made, f"{name}/manifest"], look=look)
+    inputs = [made, f"{name}/manifest"]
+    reads = curated.curated_manifest_reads(run, name)
+    graph.add(f"{name}/curated_manifest", "curate", inputs, look, reads=reads)

@@ -95,12 +95,19 @@ def run_schema(run: Run, source: str) -> Schema:
     names = [one.name for one in run_sources(run)]
     found: Schema = {}
     for name in [source, *(name for name in names if name != source)]:
-        for shard in run.tree.shards(name, run.config.prep.num_shards):
-            if shard.manifest.is_file():
-                for attribute, part in shard_parts(run, shard).items():
-                    for column, kind in part.schema().items():
-                        found.setdefault(f"{attribute}.{column}", kind)
-                break
+        found |= {**source_schema(run, name), **found}
+    return found
+
+
+def source_schema(run: Run, source: str) -> Schema:
+    """Every column of the first prepared shard of a source, as `attribute.column`; empty if no
+    shard is prepared. Raises as `shard_parts`."""
+    shards = run.tree.shards(source, run.config.prep.num_shards)
+    first = next((shard for shard in shards if shard.manifest.is_file()), None)
+    parts = {} if first is None else shard_parts(run, first)
+    found: Schema = {}
+    for attribute, part in parts.items():
+        found |= {f"{attribute}.{column}": kind for column, kind in part.schema().items()}
     return found
 
 

@@ -11,7 +11,8 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks import attributes, curate, hydra, prep
 from nmoe_core.tasks.backbone import make_backbone
 from nmoe_core.tasks.graph.records import record_of
-from nmoe_core.tasks.graph.walk import Graph, walk
+from nmoe_core.tasks.graph.states import Graph
+from nmoe_core.tasks.graph.walk import walk
 from nmoe_core.tasks.shards import outputs_of
 from tests.project import Project, Source, jsonl_source, write_project
 
