@@ -7,6 +7,7 @@ content of files. Imports no torch, because loading definitions imports this mod
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -194,8 +195,15 @@ def curated(run: Run, source: str) -> MadeWith:
 
 def curate_keys(fingerprints: Settings) -> dict[str, Any]:
     """Settings of curation, as shards record them, by the keys of the configuration."""
-    named = {name: value for name, value in fingerprints.items() if name != "code"}
-    return {_CURATE_KEYS.get(name, f"curation.{name}"): value for name, value in named.items()}
+    named = {k: value for k, value in fingerprints.items() if k not in ("code", "where")}
+    found = {_CURATE_KEYS.get(name, f"curation.{name}"): value for name, value in named.items()}
+    return found | (rule_keys(fingerprints["where"]) if "where" in fingerprints else {})
+
+
+def rule_keys(where: str | None) -> dict[str, Any]:
+    """The expressions of a source, as `CurationTable.where_of` records them, by their keys."""
+    rules = json.loads(where) if where and where.startswith('["') else [where]
+    return dict(zip(("curation.where", "curation.where_by_source"), rules))
 
 
 def attribute(run: Run, name: str) -> MadeWith:
@@ -221,9 +229,9 @@ def attribute(run: Run, name: str) -> MadeWith:
     return MadeWith(CODES[name], found)
 
 
-def selection(run: Run) -> MadeWith:
-    """Settings of the decisions of `where` for each document."""
-    return MadeWith(CODES["select"], {"curation.where": run.config.curation.where})
+def selection(run: Run, source: str) -> MadeWith:
+    """Settings of the decisions of a source's expressions for each document."""
+    return MadeWith(CODES["select"], rule_keys(run.config.curation.where_of(source)))
 
 
 def curated_manifest(run: Run, source: str) -> MadeWith:

@@ -361,7 +361,7 @@ def _curated(graph: Graph, looks: curated.CurationLooks, name: str) -> None:
         look = partial(looks.topics, shard)
         add(f"{name}/topics", inputs=inputs, look=look, partition=number)
     read = [f"{name}/{kind}" for kind in ("shards", "quality_scores", "topics")]
-    if run.config.curation.where is not None:
+    if run.config.curation.rules(name):
         attributes = [f"{name}/attributes/{one}" for one in attribute_names(run)]
         inputs = [*read, *attributes, "curation/duplicates"]
         for number, shard in shards.items():

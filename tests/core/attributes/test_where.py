@@ -46,7 +46,7 @@ SCHEMA = {field.name: field.type for field in TABLE.schema}
 
 
 def _where(expression: str) -> Any:
-    return module.Where(expression, SCHEMA, "run.toml")
+    return module.Where([module.Rule(expression, "run.toml")], SCHEMA)
 
 
 class _Here:
@@ -258,15 +258,15 @@ def test_a_wrong_name_is_refused_with_the_names_that_there_are() -> None:
         ("columns.lang::strng = 'a'", "did you mean STRING?"),
         ("", "the expression is empty"),
         (" -- nothing", "the expression is empty"),
-        ("hash(ingest_id) % 10 = 0", "md5_number"),
-        ("random() < 0.1", "md5_number"),
+        ("hash(ingest_id) % 10 = 0", "doc_hash"),
+        ("random() < 0.1", "doc_hash"),
     ],
 )
 def test_a_refusal_says_what_was_meant(expression: str, said: str) -> None:
     table = TABLE.append_column("own.lang", pa.nulls(24, pa.string()))
     schema = {field.name: field.type for field in table.schema}
     with refused("E-SELECT-EXPRESSION", naming=[said]):
-        module.Where(expression, schema, "run.toml")
+        module.Where([module.Rule(expression, "run.toml")], schema)
 
 
 @pytest.mark.usefixtures("in_a_thread")
@@ -307,9 +307,9 @@ def test_columns_that_differ_by_case_are_named_as_they_are(
     schema = {field.name: field.type for field in table.schema}
     if kept is None:
         with pytest.raises(ConfigError, match=r"differ only by case(?s:.)*tox, (own\.)?Tox"):
-            module.Where(expression, schema, "run.toml")
+            module.Where([module.Rule(expression, "run.toml")], schema)
         return
-    with module.Where(expression, schema, "run.toml") as where:
+    with module.Where([module.Rule(expression, "run.toml")], schema) as where:
         assert where.evaluate(table).all(axis=0).sum() == kept
 
 
