@@ -10,8 +10,6 @@ Selections record the name of a preset, not its clauses: a changed clause needs 
 import re
 from typing import NamedTuple
 
-from nmoe_core.attributes.columns import NGRAMS
-
 _COLUMN = re.compile(r"\b(?!not\b)[a-z]\w+")
 
 
@@ -50,7 +48,7 @@ PRESETS = {
             "dup_paragraph_chars <= 0.2",
             *(
                 f"{'top' if n < 5 else 'dup'}_{n}gram_chars <= {limit}"
-                for n, limit in zip(NGRAMS, (0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10))
+                for n, limit in enumerate((0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10), 2)
             ),
         ),
     ),

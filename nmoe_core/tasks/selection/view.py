@@ -187,8 +187,8 @@ def _documents(shard: ShardPaths, manifest: Manifest) -> Part:
 
 def doc_hashes(source: str, ingest_ids: Iterable[str]) -> np.ndarray:
     """A number from 0 to under 1 for each document, float64 `[N]`: the first 53 bits of the SHA-256
-    of `{source}//{ingest id}` in UTF-8, divided by 2**53. This never changes, since it decides which
-    documents the samples of existing runs have."""
+    of `{source}//{ingest id}` in UTF-8, divided by 2**53. This never changes: it decides which
+    documents the samples of earlier runs have."""
     names = (f"{source}//{one}".encode() for one in ingest_ids)
     digests = b"".join(sha256(name).digest()[:8] for name in names)
     return (np.frombuffer(digests, ">u8") >> 11) / 2.0**53
