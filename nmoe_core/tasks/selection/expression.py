@@ -31,7 +31,8 @@ def rules_of(run: Run, source: str, tried: str | None = None) -> tuple[Rule, ...
         table = table.model_copy(update={"where": tried})
     found = []
     for key, sql in table.rules(source).items():
-        place = f"--set {key}" if run.is_given(key) else f"{run.path}: {key}"
+        is_given = run.is_given(key) or run.is_given(key.rpartition(".")[0])
+        place = f"--set {key}" if is_given else f"{run.path}: {key}"
         is_tried = tried is not None and key == "curation.where"
         found.append(Rule(sql, "--where" if is_tried else place))
     if not found:

@@ -31,8 +31,7 @@ def rule_of(run: Run) -> str:
     """The condition for kept documents of all sources, as SQL."""
     table = run.config.curation
     shared = table.shared_rule
-    of_sources = {name.replace("'", "''"): own for name, own in table.where_by_source.items()}
-    own = [f"(source <> '{name}' or {_grouped(sql)})" for name, sql in of_sources.items()]
+    own = [f"(source <> '{k}' or {_grouped(sql)})" for k, sql in table.where_by_source.items()]
     return " and ".join([_grouped(shared), *own]) if own else shared
 
 
