@@ -1,4 +1,4 @@
-"""`[curation.where_by_source]`, `doc_hash` and presets: rules by source, against Python over rows."""
+"""`[curation.where_by_source]`, `doc_hash` and presets, against the same rules in Python."""
 
 import hashlib
 import json
@@ -111,10 +111,9 @@ def _rule(rng: random.Random) -> tuple[str, list[Truth]]:
 
 
 def _figures(source: str, truths: list[Truth]) -> tuple[int, list[tuple[int, int, int]]]:
-    """Kept documents, and for each clause the documents that it drops first, and alone, and only."""
-    fails = [
-        [i for i, t in enumerate(truths) if t(source, r, 0) is not True] for r in _rows(source)
-    ]
+    """Kept documents, and those that each clause drops: first, whatever others do, and only it."""
+    numbered = list(enumerate(truths))
+    fails = [[i for i, t in numbered if t(source, row, 0) is not True] for row in _rows(source)]
     counts = [
         (
             sum(failed[:1] == [i] for failed in fails),
@@ -205,7 +204,8 @@ def test_curated_shards_checks_explanations_and_counts_follow_the_rules_of_their
     assert verdict["why"] == f"doc_hash at least 0.5: {round(number, 3)}"
     assert main(["select", *config]) == 0
     printed = capsys.readouterr().out
-    assert "(doc_hash < 0.5)" in printed and "(lower(meta.lang) = 'de')" in printed
+    assert "(doc_hash < 0.5)" in printed
+    assert "(lower(meta.lang) = 'de')" in printed
     assert main(["report", *config, "--html", str(tmp_path / "page.html")]) == 0
     assert "doc_hash &lt; 0.5" in (tmp_path / "page.html").read_text()
 
