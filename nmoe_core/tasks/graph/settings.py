@@ -46,6 +46,7 @@ _WORK_OF_HTTP = {
 }
 # Keys that were added later. Their defaults are left out, so that no earlier version changes.
 _ADDED = {"oracle.max_documents": 20_000, "oracle.http.served": "one", "oracle.http.omit": []}
+_ADDED["curation.where_by_source"] = None
 # Earlier names of keys. Digests still use the earlier names, so that a renamed key makes no output
 # stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}
@@ -66,7 +67,8 @@ class MadeWith(NamedTuple):
     @property
     def version(self) -> str:
         """The code version, such as `grade/2+1a2b3c4d5e6f`: short, since the UI shows it often."""
-        settings = {_IN_DIGESTS.get(key, key): value for key, value in self.settings.items()}
+        changed = {k: value for k, value in self.settings.items() if _ADDED.get(k, ...) != value}
+        settings = {_IN_DIGESTS.get(key, key): value for key, value in changed.items()}
         return f"{self.code}+{sha256_json(settings)[:12]}"
 
 
@@ -201,9 +203,10 @@ def curate_keys(fingerprints: Settings) -> dict[str, Any]:
 
 
 def rule_keys(where: str | None) -> dict[str, Any]:
-    """The expressions of a source, as `CurationTable.where_of` records them, by their keys."""
-    rules = json.loads(where) if where and where.startswith('["') else [where]
-    return dict(zip(("curation.where", "curation.where_by_source"), rules))
+    """The expressions of a source, as `CurationTable.where_of` records them, by their keys; None
+    for one that is not set."""
+    rules = json.loads(where) if where and where.startswith('["') else [where, None]
+    return dict(zip(("curation.where", "curation.where_by_source"), rules, strict=True))
 
 
 def attribute(run: Run, name: str) -> MadeWith:

@@ -253,8 +253,10 @@ def test_a_rule_of_one_source_makes_only_the_outputs_of_this_source_again(own: P
             own.config.read_text().partition("[curation.where_by_source]")[0]
             + f'[curation.where_by_source]\nweb = "{rule}"\n'
         )
-        reasons = [s.reason for k, s in look(own.run).states.items() if k[0] == "web/selection"]
-        assert all("curation.where_by_source: " in reason for reason in reasons)
+        states = look(own.run).states.items()
+        reasons = {state.reason for (key, _), state in states if key == "web/selection"}
+        assert len(reasons) == 1
+        assert reasons.pop().startswith("curation.where_by_source: ")
         foretold = agree(own.run)
         assert {"web/selection", "web/curated"} <= {key for key, _ in foretold}
         assert {key for key, _ in foretold if not key.startswith("web/")} == {"mixture/loader_plan"}
