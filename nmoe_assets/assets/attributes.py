@@ -41,7 +41,7 @@ def attributes(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
 
 
 def _attribute(run: Run, source: str, name: str) -> dg.AssetsDefinition:
-    downstream = [] if name in WITHOUT_COLUMNS else _selections(run, [source])
+    downstream = [] if name in WITHOUT_COLUMNS else selections(run, [source])
     downstream += [DUPLICATES] * (name == "signatures")
     return Asset(
         run=run,
@@ -85,14 +85,14 @@ def copies_keys(run: Run, source: str) -> list[list[str]]:
     return [DUPLICATES, [source, "attributes", "duplicates"]]
 
 
-def selection_names(run: Run) -> tuple[str, ...]:
-    """The name of the selection's asset, if the run has one."""
-    return () if run.config.curation.where is None else ("selection",)
+def selection_names(run: Run, source: str) -> tuple[str, ...]:
+    """The name of the selection's asset, if the source has one."""
+    return ("selection",) if run.config.curation.rules(source) else ()
 
 
-def _selections(run: Run, sources: list[str]) -> list[list[str]]:
+def selections(run: Run, sources: list[str]) -> list[list[str]]:
     """Keys of the selections of sources, which are the only assets that read attributes."""
-    return [[source, name] for source in sources for name in selection_names(run)]
+    return [[source, name] for source in sources for name in selection_names(run, source)]
 
 
 def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
@@ -112,7 +112,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
         facts=("copies", "shards_written"),
         code_version=version,
         deps=[[name, "attributes", "signatures"] for name in names],
-        downstream=_selections(run, names),
+        downstream=selections(run, names),
         checks=checks.ATTRIBUTE_CHECKS,
         check=lambda: checks.check_attribute_of_all(run, "duplicates", names),
     )
@@ -135,7 +135,7 @@ def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]
 def copies(run: Run, source: SourcePlan) -> list[dg.AssetSpec]:
     """The rows of `duplicates` of a source as an external asset: one step makes the rows of all
     sources, and records the version of each shard's."""
-    read_by = [*_selections(run, [source.name]), *[[source.name, "curated"]] * spreads_copies(run)]
+    read_by = [*selections(run, [source.name]), *[[source.name, "curated"]] * spreads_copies(run)]
     downstream = [asset_key(run, key) for key in read_by]
     return [
         dg.AssetSpec(
@@ -155,12 +155,13 @@ def copies(run: Run, source: SourcePlan) -> list[dg.AssetSpec]:
 
 
 def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
-    """The result of `[curation] where` for each document, if the run sets it."""
-    if not selection_names(run):
-        return []
+    """The result of the source's expressions for each document, if it has any."""
     name = source.name
+    if not selection_names(run, name):
+        return []
+    rule = " and ".join(run.config.curation.rules(name).values())
     deps = [[name, "shards"], [name, "quality_scores"]]
-    if "topic" in (run.config.curation.where or ""):  # part of the name of every column of topics
+    if "topic" in rule:  # part of the name of every column of topics
         deps.append([name, "topics"])
     deps += [key for key in attribute_keys(run, name) if key[-1] not in WITHOUT_COLUMNS]
     deps += copies_keys(run, name)[1:]
@@ -170,10 +171,10 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         group=curated_group(name),
         stage="curate",
         kind="parquet",
-        description="Whether [curation] where keeps each document, and the number of the first "
-        f"clause that drops it. The expression: `{run.config.curation.where}`.",
+        description="Whether the rule of [curation] keeps each document, and the number of the "
+        f"first clause that drops it. The rule: `{rule}`.",
         facts=("kept", "changed"),
-        code_version=settings.selection(run).version,
+        code_version=settings.selection(run, name).version,
         deps=deps,
         downstream=[[name, "curated"]],
         columns=SELECTION_ROWS,

@@ -71,8 +71,8 @@ def curated(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         group=curated_group(name),
         stage="curate",
         kind="numpy",
-        description=f"The documents {_rule(run)}, in training order ({table.order}). The file "
-        "lineage.jsonl of a shard has these columns.",
+        description=f"The documents {_rule(run, name)}, in training order ({table.order}). The "
+        "file lineage.jsonl of a shard has these columns.",
         facts=ORDER_FACTS,
         code_version=settings.curated(run, name).version,
         deps=[*_curated_from(run, name), *(copies_keys(run, name) if spreads_copies(run) else [])],
@@ -90,7 +90,7 @@ def _curated_from(run: Run, source: str) -> Deps:
     earlier shards keep. Then each shard depends on the inputs of all shards: Dagster's mapping from
     a partition to all earlier partitions would cost the square of their number.
     """
-    kept_from = ["shards", "quality_scores", *selection_names(run)]
+    kept_from = ["shards", "quality_scores", *selection_names(run, source)]
     table = curate_settings(run, source)
     if table.fills_windows() or table.resume_from_token:
         whole = dg.AllPartitionMapping()
@@ -100,9 +100,9 @@ def _curated_from(run: Run, source: str) -> Deps:
     return [*deps, [source, "topics"]]
 
 
-def _rule(run: Run) -> str:
+def _rule(run: Run, source: str) -> str:
     table = run.config.curation
-    if table.where is not None:
+    if table.rules(source):
         return "that the selection keeps"
     return f"with the decision {' or '.join(table.include)}"
 

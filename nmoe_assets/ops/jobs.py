@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.assets.attributes import attribute_keys, selection_names
+from nmoe_assets.assets.attributes import attribute_keys, selections
 from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
 from nmoe_assets.assets.recorded import Recorded, needed
@@ -105,7 +105,6 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
         return [(source.name, name) for name in names for source in sources]
 
     table = run.config.prep
-    selected = selection_names(run)
     trained = ["backbone", "student", *heads(run), "calibration"]
     shards = shard_partitions(table.num_shards)
     valid = [s for s in sources if s.has_valid]
@@ -114,7 +113,9 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     first = [tuple(key) for source in sources for key in graded_by_language(run, source.name)]
     recorded = [tuple(key) for source in sources for key in attribute_keys(run, source.name)]
     curated = [key for key in recorded if key not in first]
-    curated += of_sources("topics", *selected, "curated", *seen_names(run), "curated_manifest")
+    curated += of_sources("topics")
+    curated += map(tuple, selections(run, [source.name for source in sources]))
+    curated += of_sources("curated", *seen_names(run), "curated_manifest")
     curated = [("curation", "topic_model"), *curated, ("mixture", "loader_plan")]
     prepared = [*of_sources("shards", "manifest"), *first]
     if run.config.grading.is_off:

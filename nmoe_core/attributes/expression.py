@@ -1,9 +1,10 @@
 """Checks an SQL expression over attributes: DuckDB parses it, and this module checks its syntax
 tree.
 
-An expression may name columns, compare them, and call the functions below. Everything else is
-refused: subqueries, tables, parameters, functions that read the clock, files, settings or random
-numbers, and functions that create unbounded text. Runs in the process of `sandbox`.
+An expression may name columns, compare them, call the functions below, and take the clauses of a
+preset. Everything else is refused: subqueries, tables, parameters, functions that read the clock,
+files, settings or random numbers, and functions that create unbounded text. Runs in the process of
+`sandbox`.
 """
 
 import json
@@ -12,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from loader.files.nested import json_value
+from nmoe_core.attributes.presets import PRESETS
 
 MAX_CHARS = 10_000
 MAX_CLAUSES = 250
@@ -21,13 +23,15 @@ FUNCTIONS = frozenset(
     (
         *("+", "-", "*", "/", "//", "%", "||", "~~", "!~~", "~~*", "!~~*", "~~~"),
         *("abs", "ceil", "ceiling", "floor", "round", "sign", "sqrt", "ln", "log10", "log2"),
-        *("least", "greatest", "isnan", "isfinite", "isinf", "mod"),
+        *("exp", "pow", "trunc", "least", "greatest", "isnan", "isfinite", "isinf", "mod"),
         *("lower", "upper", "length", "strlen", "len", "trim", "ltrim", "rtrim"),
         *("contains", "prefix", "suffix", "starts_with", "ends_with", "instr", "strpos"),
-        *("left", "right", "substring", "substr", "split_part"),
-        *("regexp_matches", "regexp_full_match", "like_escape", "not_like_escape"),
+        *("left", "right", "substring", "substr", "split_part", "position", "concat"),
+        *("regexp_matches", "regexp_full_match", "regexp_extract", "like_escape"),
+        *("not_like_escape", "json_extract_string", "->>"),
         *("list_contains", "array_contains", "list_has", "array_extract", "list_extract"),
-        *("struct_extract", "year", "month", "day", "date_part", "list_value"),
+        *("struct_extract", "year", "month", "day", "date_part", "date_trunc", "epoch"),
+        "list_value",
         *("if", "nullif", "md5_number"),
     )
 )
@@ -68,7 +72,8 @@ _NO_MORE = {
     "sample": None,
     "qualify": None,
 }
-_SAMPLE = "for a fixed sample of 10 % of the documents, write md5_number(ingest_id) % 100 < 10"
+_SAMPLE = "for a fixed sample of 10 % of the documents, write doc_hash < 0.1"
+_PRESET = "preset"
 _PLAIN_CALL = {"schema": "", "catalog": "", "filter": None, "distinct": False}
 
 Names = Mapping[str, Sequence[str]]
@@ -85,7 +90,7 @@ class Clause(NamedTuple):
     """A condition of the expression's outermost AND."""
 
     text: str
-    """The condition in DuckDB's spelling."""
+    """The condition in DuckDB's spelling; after `preset.clause: ` if a preset has it."""
     sql: str
     """The same with the column names of the table that it is evaluated on."""
     columns: tuple[str, ...]
@@ -114,25 +119,87 @@ def parse(connection: Any, expression: str, names: Names) -> list[Clause]:
         raise Refused("more than an expression", expression, "one expression")
     if node["select_list"][0].get("function_name") == "row":  # DuckDB parses `()` as row()
         raise Refused("the expression is empty", repr(expression), "a condition")
-    clauses = list(_conjuncts(node["select_list"][0]))
+    clauses = list(_conjuncts(connection, node["select_list"][0]))
     if len(clauses) > MAX_CLAUSES:
         raise Refused("too many clauses", str(len(clauses)), f"at most {MAX_CLAUSES}")
-    return [_clause(connection, node, clause, names) for clause in clauses]
+    return [_clause(connection, node, *clause, names) for clause in clauses]
 
 
-def _conjuncts(node: Any) -> Iterator[Any]:
-    if node.get("type") != "CONJUNCTION_AND":
-        yield node
+def _conjuncts(connection: Any, node: Any) -> Iterator[tuple[str, Any]]:
+    """The conditions of the outermost AND, each with its name in a preset, or with "". `a or
+    preset('b')` has a condition `a or c` for each clause c of the preset, which means the same."""
+    if node.get("type") == "CONJUNCTION_AND":
+        for child in node["children"]:
+            yield from _conjuncts(connection, child)
         return
-    for child in node["children"]:
-        yield from _conjuncts(child)
+    operands = node["children"] if node.get("type") == "CONJUNCTION_OR" else [node]
+    place = next((i for i, one in enumerate(operands) if _is_preset(one)), None)
+    if place is None:
+        yield "", node
+        return
+    for name, clause in _preset_clauses(connection, operands[place]).items():
+        if len(operands) == 1:
+            yield name, clause
+        else:
+            # A copy, since `_judge` renames the columns of each condition.
+            copied = json.loads(json.dumps(node))
+            copied["children"][place] = clause
+            yield name, copied
 
 
-def _clause(connection: Any, select: Any, node: Any, names: Names) -> Clause:
+def _is_preset(node: Any) -> bool:
+    return node.get("class") == "FUNCTION" and node["function_name"] == _PRESET
+
+
+def _preset_clauses(connection: Any, node: Any) -> dict[str, Any]:
+    """The syntax trees of the clauses of `preset('c4')`, or of `preset('c4', without := ['a'])`, by
+    `preset.clause`."""
+    name, dropped = _preset_arguments(node)
+    if name not in PRESETS:
+        raise Refused("no such preset", name, ", ".join(PRESETS), _meant(name, [*PRESETS]))
+    clauses = PRESETS[name].named()
+    for unknown in (one for one in dropped if one not in clauses):
+        do = _meant(unknown, [*clauses])
+        raise Refused(f"{name} has no such clause", unknown, ", ".join(clauses), do)
+    taken = {one: clause for one, clause in clauses.items() if one not in dropped}
+    if not taken:
+        raise Refused(f"no clause of {name} remains", ", ".join(dropped))
+    asked = [f"SELECT {clause}" for clause in taken.values()]
+    texts = [connection.execute("select json_serialize_sql(?)", [sql]).fetchall() for sql in asked]
+    trees = [json.loads(text)["statements"][0]["node"] for ((text,),) in texts]
+    return {f"{name}.{one}": tree["select_list"][0] for one, tree in zip(taken, trees)}
+
+
+def _preset_arguments(node: Any) -> tuple[str, list[str]]:
+    """The name of the preset, and the names of the clauses to leave out."""
+    found: dict[str, list[str]] = {"": [], "without": []}
+    for argument in node["arguments"]:
+        value = argument["expression"]
+        is_list = value.get("function_name") == "list_value"
+        parts = [part["expression"] for part in value["arguments"]] if is_list else [value]
+        texts = [part.get("literal", {}).get("text") for part in parts]
+        kinds = {part.get("literal", {}).get("kind") for part in parts}
+        name = argument.get("name") or ""
+        if name not in found or kinds - {"STRING"} or (is_list and not name):
+            break
+        found[name] += texts
+    else:
+        if len(found[""]) == 1 and _is_plain_call(node):
+            return found[""][0], found["without"]
+    raise Refused("not a call of a preset", do="write preset('c4', without := ['n_c4_sentences'])")
+
+
+def _clause(connection: Any, select: Any, name: str, node: Any, names: Names) -> Clause:
     text = _spelled(connection, select, node)
     columns: dict[str, None] = {}
-    _judge(node, names, columns)
-    return Clause(text, _spelled(connection, select, node), tuple(columns))
+    _judge(connection, node, names, columns)
+    sql = _spelled(connection, select, node)
+    return Clause(f"{name}: {text}" if name else text, sql, tuple(columns))
+
+
+def _is_plain_call(node: Any) -> bool:
+    is_plain = all(node.get(key, value) == value for key, value in _PLAIN_CALL.items())
+    return is_plain and not node["order_bys"]["orders"]
 
 
 def _spelled(connection: Any, select: Any, node: Any) -> str:
@@ -142,20 +209,25 @@ def _spelled(connection: Any, select: Any, node: Any) -> str:
     return text.removeprefix("SELECT ").removesuffix(";")
 
 
-def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
-    """Refuse disallowed syntax at a node and below it; rename columns by `names`."""
+def _judge(connection: Any, node: Any, names: Names, columns: dict[str, None]) -> None:
+    """Refuse disallowed syntax at a node and below it; rename columns by `names`, and replace
+    presets by their clauses."""
     kind = node.get("class")
     if kind == "OPERATOR" and node["type"] not in _OPERATORS:
         raise Refused("not allowed in an expression", node["type"].lower())
     if kind not in _CHILDREN or node.get("alias"):
         raise Refused("not allowed in an expression", str(kind or node.get("type")).lower())
+    if _is_preset(node):
+        clauses = [*_preset_clauses(connection, node).values()]
+        node.clear()
+        kind = "CONJUNCTION"
+        node |= {"class": kind, "type": "CONJUNCTION_AND", "children": clauses}
     if kind == "COLUMN_REF":
         spelled = ".".join(node["column_names"])
         node["column_names"] = [*_column(spelled, names)]
         columns[node["column_names"][0]] = None
     elif kind == "FUNCTION":
-        is_plain = all(node.get(key, value) == value for key, value in _PLAIN_CALL.items())
-        if node["function_name"] not in FUNCTIONS or not is_plain or node["order_bys"]["orders"]:
+        if node["function_name"] not in FUNCTIONS or not _is_plain_call(node):
             raise _no_function(node["function_name"])
     elif kind == "TYPE" and (node["type_name"].upper() not in TYPES or node["children"]):
         near = _meant(node["type_name"].upper(), TYPES)
@@ -166,10 +238,11 @@ def _judge(node: Any, names: Names, columns: dict[str, None]) -> None:
         value = node[key]
         for child in value if isinstance(value, list) else [value]:
             if key == "case_checks":
-                _judge(child["when_expr"], names, columns)
-                _judge(child["then_expr"], names, columns)
+                _judge(connection, child["when_expr"], names, columns)
+                _judge(connection, child["then_expr"], names, columns)
             else:
-                _judge(child["expression"] if key == "arguments" else child, names, columns)
+                inner = child["expression"] if key == "arguments" else child
+                _judge(connection, inner, names, columns)
 
 
 def _column(spelled: str, names: Names) -> Sequence[str]:
@@ -210,4 +283,4 @@ def _short(names: Names) -> list[str]:
 
 
 def _functions() -> str:
-    return ", ".join(sorted(name for name in FUNCTIONS if name[0].isalpha()))
+    return ", ".join(sorted(name for name in (*FUNCTIONS, _PRESET) if name[0].isalpha()))

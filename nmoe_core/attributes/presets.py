@@ -1,12 +1,16 @@
-"""Published filter rules as clauses over the columns of `signals`; a preset applies only if a
-selection names it. Clauses are SQL; a selection joins them with `and`. The authors chose the
-thresholds on English web text. If a rule removes lines from texts, its clause tests the share of
-the text that the rule would keep.
+"""Published filter rules as clauses over the columns of `signals`; a preset applies only if an
+expression names it: `preset('c4')`. Clauses are SQL; a selection joins them with `and`. The authors
+chose the thresholds on English web text. If a rule removes lines from texts, its clause tests the
+share of the text that the rule would keep.
+
+Selections record the name of a preset, not its clauses: a changed clause needs a new version of
+`select` in `CODES`.
 """
 
+import re
 from typing import NamedTuple
 
-from nmoe_core.attributes.columns import NGRAMS
+_COLUMN = re.compile(r"\b(?!not\b)[a-z]\w+")
 
 
 class Preset(NamedTuple):
@@ -15,6 +19,10 @@ class Preset(NamedTuple):
     languages: tuple[str, ...]
     """Empty: any language that separates words by spaces."""
     clauses: tuple[str, ...]
+
+    def named(self) -> dict[str, str]:
+        """The clauses by their names: a clause has the name of the first column that it reads."""
+        return {_COLUMN.findall(clause)[0]: clause for clause in self.clauses}
 
 
 PRESETS = {
@@ -40,7 +48,7 @@ PRESETS = {
             "dup_paragraph_chars <= 0.2",
             *(
                 f"{'top' if n < 5 else 'dup'}_{n}gram_chars <= {limit}"
-                for n, limit in zip(NGRAMS, (0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10))
+                for n, limit in enumerate((0.20, 0.18, 0.16, 0.15, 0.14, 0.13, 0.12, 0.11, 0.10), 2)
             ),
         ),
     ),

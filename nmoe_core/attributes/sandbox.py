@@ -1,8 +1,9 @@
 """The process that evaluates a selection, with a memory limit; its parent enforces a time limit.
 
 Messages are JSON or Arrow streams over a pipe; the process's argument is the pipe's file
-descriptor. The first message is the request. After that, the answer to each table of columns is a
-table with one boolean column per clause and rows in the same order.
+descriptor. The first message is the request, with expressions that all must hold. After that, the
+answer to each table of columns is a table with one boolean column per clause and rows in the same
+order.
 """
 
 import json
@@ -15,7 +16,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from nmoe_core.attributes.expression import Clause, Names, Refused, parse
+from nmoe_core.attributes.expression import MAX_CLAUSES, Clause, Names, Refused, parse
 from nmoe_core.base.errors import one_line
 
 REFUSED = (Refused, duckdb.Error, MemoryError, ValueError, pa.ArrowException)
@@ -39,9 +40,16 @@ def main() -> None:
 def answer(pipe: Connection, asked: dict[str, Any]) -> None:
     """Answer the messages after the first one (the request). Does not set the memory limit."""
     connection = opened()
+    number: int | None = None  # of the expression that is checked
     try:
         empty = pa.ipc.open_stream(pipe.recv_bytes()).read_all()
-        clauses = conditions(connection, asked["where"], asked["names"], empty)
+        clauses: list[Clause] = []
+        for i, expression in enumerate(asked["where"]):
+            number = i
+            clauses += conditions(connection, expression, asked["names"], empty)
+            if len(clauses) > MAX_CLAUSES:
+                raise Refused("too many clauses", str(len(clauses)), f"at most {MAX_CLAUSES}")
+        number = None
         columns = list(dict.fromkeys(name for clause in clauses for name in clause.columns))
         _send(pipe, {"clauses": [clause.text for clause in clauses], "columns": columns})
         while True:
@@ -54,10 +62,10 @@ def answer(pipe: Connection, asked: dict[str, Any]) -> None:
     except EOFError:
         return
     except Refused as refusal:
-        _send(pipe, {"refused": refusal.args})
+        _send(pipe, {"refused": refusal.args, "number": number})
     except REFUSED as error:
         text = one_line(error)
-        _send(pipe, {"refused": [f"cannot be evaluated: {text}", "", "", ""]})
+        _send(pipe, {"refused": [f"cannot be evaluated: {text}", "", "", ""], "number": number})
 
 
 def opened() -> Any:

@@ -6,8 +6,8 @@ Rows keep their order for any number of threads, since a query has one table and
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,37 +21,44 @@ EVALUATE_S = 60.0
 T = TypeVar("T")
 
 
+class Rule(NamedTuple):
+    """An SQL expression, and the file and key to name in errors."""
+
+    sql: str
+    place: str
+
+
 class Where:
-    """An SQL expression over columns.
+    """SQL expressions over columns that all must hold.
 
     Args:
-        expression: SQL.
-        schema: Every column that the expression may name, as `attribute.column`; the column name
+        rules: The expressions.
+        schema: Every column that the expressions may name, as `attribute.column`; the column name
             alone also works if only one attribute has it. Fields of a struct are appended:
             `own.page.kb`.
-        where: The file and key to name in errors.
 
     Attributes:
-        clauses: The conditions, as SQL.
-        columns: The columns that the expression reads.
+        clauses: The conditions, as SQL. A condition of a preset begins with its name: `c4.n_words:
+            (...)`.
+        columns: The columns that the expressions read.
         close: Ends the process; garbage collection of this object does too.
 
     Raises:
-        ConfigError: The expression is not allowed (E-SELECT-EXPRESSION) or exceeds its limit of
+        ConfigError: An expression is not allowed (E-SELECT-EXPRESSION) or exceeds its limit of
             memory or time (E-SELECT-LIMIT), or DuckDB is not installed.
     """
 
-    def __init__(self, expression: str, schema: Mapping[str, pa.DataType], where: object) -> None:
-        self.expression = expression
+    def __init__(self, rules: Sequence[Rule], schema: Mapping[str, pa.DataType]) -> None:
+        self.rules = tuple(rules)
         self.schema = dict(schema)
-        self._where = where
         columns = {f"c{i}": label for i, label in enumerate(schema)}
         self._process = LimitedProcess("nmoe_core.attributes.sandbox")
         self.close = self._process.close
         labels = {}
         for column, label in columns.items():
             labels |= dict(_with_fields(label, [column], self.schema[label]))
-        asked = {"where": expression, "names": spellings(labels), "memory_bytes": MEMORY_BYTES}
+        asked: dict[str, Any] = {"where": [rule.sql for rule in rules], "names": spellings(labels)}
+        asked["memory_bytes"] = MEMORY_BYTES
         empty = pa.Table.from_batches([], pa.schema(list(zip(columns, schema.values()))))
         answer = json.loads(self._ask([json.dumps(asked).encode(), _stream(empty)], START_S))
         self._refuse(answer)
@@ -82,10 +89,11 @@ class Where:
     def _ask(self, frames: list[Any], limit_s: float) -> bytes:
         answer = self._process.ask(frames, limit_s)
         if not answer:
+            place, sql = self._named(None)
             raise ConfigError(
                 "the expression exceeded its limit of memory or time",
-                where=self._where,
-                found=self.expression[:200],
+                where=place,
+                found=sql[:200],
                 expected=f"{MEMORY_BYTES // 2**30} GiB and {limit_s:.0f} s per shard",
                 do="simplify the expression so that it creates no long texts",
                 code="E-SELECT-LIMIT",
@@ -96,14 +104,20 @@ class Where:
         if "refused" not in answer:
             return
         what, found, expected, do = answer["refused"]
+        place, sql = self._named(answer["number"])
         raise ConfigError(
             what,
-            where=self._where,
-            found=found[:200] or self.expression[:200],
+            where=place,
+            found=found[:200] or sql[:200],
             expected=expected or None,
             do=do or None,
             code="E-SELECT-EXPRESSION",
         )
+
+    def _named(self, number: int | None) -> tuple[str, str]:
+        """The place and the text of an expression, or of all together."""
+        rules = self.rules if number is None else [self.rules[number]]
+        return ", ".join(rule.place for rule in rules), " and ".join(rule.sql for rule in rules)
 
 
 def _with_fields(label: str, path: list[str], kind: pa.DataType) -> Iterator[tuple[str, list[str]]]:

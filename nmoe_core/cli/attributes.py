@@ -7,12 +7,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nmoe_core.attributes.presets import PRESETS
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.cli.flags import add_run_flags, flag_of, model_defaults, number, required, run_of
 from nmoe_core.cli.output import add_verb, print_rows, print_table
 
 if TYPE_CHECKING:
-    from nmoe_core.tasks.selection.rule import Kept
+    from nmoe_core.tasks.selection.rule import ClauseFigures, Kept
 
 _MOST_LANGUAGES = 20
 
@@ -29,9 +30,10 @@ def register(verbs: Any) -> None:
     _add_states(verbs, "perplexity", "perplexity", text)
     text = "preview which documents a rule over attributes keeps; writes nothing"
     selected = add_verb(verbs, "select", select, text, _show_selection)
-    selected.add_argument(
-        "--where", metavar="SQL", help="the selection rule (default: curation.where)"
-    )
+    text = "a rule to try instead of curation.where; rules of single sources hold too"
+    selected.add_argument("--where", metavar="SQL", help=text)
+    text = "try the clauses of a published rule, together with --where if it is given"
+    selected.add_argument("--preset", nargs="+", default=[], choices=[*PRESETS], help=text)
     selected.add_argument("--source", nargs="+", metavar="NAME", help="only these sources")
     selected.add_argument(
         "--sample",
@@ -109,13 +111,15 @@ def make(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def select(arguments: argparse.Namespace) -> list[Kept]:
-    from nmoe_core.tasks.selection.expression import required_where
     from nmoe_core.tasks.selection.rule import preview_selection
     from nmoe_core.tasks.shards import chosen_sources
 
     run = run_of(arguments)
-    rule = required_where(run) if arguments.where is None else arguments.where
     names = chosen_sources(run, arguments.source)
+    tried = [f"preset('{name}')" for name in arguments.preset]
+    if arguments.where is not None:
+        tried.append(f"(\n{arguments.where}\n)" if tried else arguments.where)
+    rule = " and ".join(tried) if tried else None
     return [preview_selection(run, name, rule, arguments.sample) for name in names]
 
 
@@ -148,10 +152,13 @@ def _show_selection(kept: list[Kept]) -> None:
     print(
         "alone = the clause drops them, whatever the others do; only = no other clause drops them"
     )
+    by_clause: dict[str, list[ClauseFigures]] = {}
+    for figures in (clause for one in kept for clause in one.clauses):
+        by_clause.setdefault(figures.clause, []).append(figures)
     rows = []
-    for figures in zip(*(one.clauses for one in kept)):
-        counts = [sum(getattr(f, key) for f in figures) for key in ("first", "alone", "last")]
-        rows.append([figures[0].clause, *counts])
+    for clause, same in by_clause.items():
+        counts = [sum(getattr(f, key) for f in same) for key in ("first", "alone", "last")]
+        rows.append([clause, *counts])
     print_table(("clause", "first", "alone", "only"), rows)
     for row in (row for one in kept for row in one.edge):
         values = {k: v for k, v in row.items() if k not in ("doc_id", "clause", "text")}

@@ -6,6 +6,7 @@ The text below a field becomes its help on the page of keys, which `make docs` b
 
 from __future__ import annotations
 
+import json
 import re
 from decimal import Decimal
 from typing import Annotated, Literal
@@ -100,6 +101,8 @@ class CurationTable(StrictModel):
     """Decisions whose documents are kept. Cannot be combined with `where`."""
     where: str | None = Field(default=None, min_length=1)
     """SQL expression over attributes that selects the documents to keep, instead of `include`."""
+    where_by_source: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
+    """Expressions that the documents of a source must satisfy too, by source id."""
     order: Literal[
         "auto",
         "golden",
@@ -141,6 +144,27 @@ class CurationTable(StrictModel):
     """Number of topics of the topic model."""
     sample_documents: int = Field(default=100_000, ge=1)
     """Maximum number of documents, over all sources, to fit the topic model on."""
+
+    def rules(self, source: str) -> dict[str, str]:
+        """The expressions that must all be true of the kept documents of a source, by their keys;
+        empty if the source has none, so that only `include` holds."""
+        own = self.where_by_source.get(source)
+        if own is None:
+            return {} if self.where is None else {"curation.where": self.where}
+        key = "curation.include" if self.where is None else "curation.where"
+        return {key: self.shared_rule, f"curation.where_by_source.{source}": own}
+
+    @property
+    def shared_rule(self) -> str:
+        """The condition for kept documents of every source, as SQL."""
+        names = ", ".join(f"'{name}'" for name in self.include)
+        return self.where or f"decision in ({names})"
+
+    def where_of(self, source: str) -> str | None:
+        """The expressions of `rules` as one text that is recorded: the expression, or a JSON list
+        of both."""
+        found = [*self.rules(source).values()]
+        return json.dumps(found) if len(found) > 1 else found[0] if found else None
 
     @property
     def reads_backbone(self) -> bool:

@@ -7,10 +7,11 @@ from nmoe_core.curate.shards.planning import CurateSettings
 def curate_settings(run: Run, source: str) -> CurateSettings:
     """The settings of the run's `[curation]`; by default, windows have the loader's length."""
     table = run.config.curation
-    shared = table.model_dump(include={"include", "where", "epoch", "packing", "by", "descending"})
+    shared = table.model_dump(include={"include", "epoch", "packing", "by", "descending"})
     consumed = table.resume_from_token.get(source, 0)
     return CurateSettings(
         **shared,
+        where=table.where_of(source),
         spread_copies=spreads_copies(run),
         order="insert_only" if table.stability == "insert_only" else table.order,
         seed=run.loader.seed,

@@ -142,9 +142,28 @@ def run_sources(
     """The sources of the run in mixture order, or only those of `stage`.
 
     If `flow` or `max_tokens` (the total over all sources) is None, the configured value is used.
-    Raises ConfigError if the stage is unknown, or two stages define a source differently.
+    Raises ConfigError if the stage is unknown, two stages define a source differently, or
+    `curation.where_by_source` names a source that the configured flow does not have.
     """
-    return _flow(run, flow, max_tokens).sources(stage)
+    found = _flow(run, flow, max_tokens).sources(stage)
+    if flow is None and stage is None:
+        _require_known(run)
+    return found
+
+
+def _require_known(run: Run) -> None:
+    """Refuse rules of sources that no stage of the run has."""
+    rules = run.config.curation.where_by_source
+    known = {source.name for part in run_stages(run) for source in part.sources} if rules else set()
+    for name in sorted(rules.keys() - known):
+        raise ConfigError(
+            "curation.where_by_source names a source that the mixture does not have",
+            where=run.path,
+            found=name,
+            expected=", ".join(sorted(known)),
+            do="correct the name, or remove the rule",
+            code="E-CONFIG-KEY",
+        )
 
 
 def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:

@@ -180,7 +180,7 @@ def curate_sources(
     is_blocked = False
     for name in chosen:
         outputs_of(run, "topics", name)
-        if run.config.curation.where is not None:
+        if run.config.curation.rules(name):
             outputs_of(run, "select", name)
         shards = outputs_of(run, "curate", name)
         facts = dict(curate.combine(run, name).facts)

@@ -85,9 +85,11 @@ def require_startable(run: Run) -> None:
 
 
 def require_selectable(run: Run) -> None:
-    """Raise ConfigError if `[curation] where` names a column that no task makes, or is not an
-    allowed expression (E-SELECT-...). Called before the oracle is paid for the first label."""
-    if run.config.curation.where is not None:  # this import needs the extra `attributes`
+    """Raise ConfigError if an expression of `[curation]` names a column that no task makes, or is
+    not allowed (E-SELECT-...). Called before the oracle is paid for the first label."""
+    table = run.config.curation
+    # this import needs the extra `attributes`
+    if table.where is not None or table.where_by_source:
         from nmoe_core.tasks.selection.expression import open_planned
 
         open_planned(run)

@@ -167,6 +167,11 @@ def test_the_selection_depends_on_attributes_and_curated_shards_depend_on_it(
     assert selection in graph.get(dg.AssetKey(["web", "curated"])).parent_keys
     without = build_definitions(project.run.with_settings({"curation.where": None}))
     assert selection not in without.resolve_asset_graph().get_all_asset_keys()
+    of_one = {"curation.where": None, "curation.where_by_source": {"web": "topic != 3"}}
+    by_source = build_definitions(project.run.with_settings(of_one)).resolve_asset_graph()
+    made = {key for key in by_source.get_all_asset_keys() if key.path[-1] == "selection"}
+    assert made == {selection}
+    assert dg.AssetKey(["web", "topics"]) in by_source.get(selection).parent_keys
 
 
 def _rated(project: Project, stars: list[float | None]) -> Run:

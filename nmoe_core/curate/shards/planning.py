@@ -36,7 +36,7 @@ class CurateSettings:
     is unknown, the decisions are empty, or a number is out of range (E-CURATION-SETTINGS)."""
 
     include: tuple[str, ...] = ("keep",)  # decisions whose documents are kept
-    where: str | None = None  # an expression over attributes that replaces `include`
+    where: str | None = None  # expressions that replace `include`, see `CurationTable.where_of`
     order: str = "golden"  # one of SHARD_ORDERS
     seed: int = 0
     epoch: int = 0  # each epoch gives a different, equally good order

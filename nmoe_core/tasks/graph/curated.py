@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from nmoe_core.attributes.where import Where
-
 
 def topic_model(run: Run, sources: list[str]) -> Look:
     """The recorded and current inputs of the topic model. If curated orders depend on the model, it
@@ -80,7 +78,7 @@ class CurationLooks:
         self._planned: dict[str, dict[int, int]] = {name: {} for name in sources}
         self._kept_before: dict[str, dict[int, int]] = {name: {} for name in sources}
         self._settings = cache(partial(curate_settings, run))
-        self._rule = cache(partial(_rule, run))
+        self._columns = cache(partial(_columns, run))
 
     @cached_property
     def _model_digest(self) -> str:
@@ -114,7 +112,7 @@ class CurationLooks:
         run = self._run
         tree = run.tree
         return self._reads(
-            lambda: [settings.selection(run), attribute_names(run), source, self._schemas],
+            lambda: [settings.selection(run, source), attribute_names(run), source, self._schemas],
             source,
             tree.attributes / source,
             tree.quality / source,
@@ -148,22 +146,20 @@ class CurationLooks:
         return Look(then, now, inputs=inputs, damage=damage)
 
     def selection(self, shard: ShardPaths) -> Look:
-        """The recorded and current inputs of the decisions of `where` for the documents of a
-        shard."""
+        """The recorded and current inputs of the decisions of the source's expressions for the
+        documents of a shard."""
         from nmoe_core.shards.attribute_file import find_footer
-        from nmoe_core.tasks.selection.expression import required_where
         from nmoe_core.tasks.selection.rule import selection_fingerprints
 
         run = self._run
-        expression = required_where(run)
-        where = self._rule(shard.source)
-        if isinstance(where, NmoeError):
-            raise where.with_traceback(None)
+        columns = self._columns(shard.source)
+        if isinstance(columns, NmoeError):
+            raise columns.with_traceback(None)
         footer = find_footer(shard.selection)
         then = None if footer is None else footer.fingerprints
-        now = selection_fingerprints(run, shard, expression, where)
+        now = selection_fingerprints(run, shard, columns)
         old = made_with.selection(shard) if then != now else {}
-        new = {"curation.where": expression}
+        new = made_with.rule_keys(run.config.curation.where_of(shard.source))
         read = f"attributes of {shard.source} that `where` reads"
         inputs = {"documents": f"{shard.source}/shards", "attributes": read, "columns": read}
         return Look(then, now, old, new, inputs)
@@ -223,12 +219,12 @@ def _curated_settings(
     return old, new
 
 
-def _rule(run: Run, source: str) -> Where | NmoeError:
-    """The run's `where` over the columns of a source, or why it cannot be opened."""
-    from nmoe_core.tasks.selection.expression import opened, required_where
+def _columns(run: Run, source: str) -> list[str] | NmoeError:
+    """The columns that the expressions of a source read, or why they cannot be opened."""
+    from nmoe_core.tasks.selection.expression import opened
 
     try:
-        return opened(run, source, required_where(run))
+        return opened(run, source).columns
     except NmoeError as error:
         return error
 

@@ -18,7 +18,6 @@ _NAMED = {
     "dtype": "prep.dtype",
     "experts": "backbone.moe_backend",
     "evaluations": "contamination.evaluations",
-    "where": "curation.where",
     "rubric": "oracle.rubric",
 }
 _LISTS: dict[str, Any] = {"transforms": [], "attributes.columns": []}

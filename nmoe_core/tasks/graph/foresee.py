@@ -158,7 +158,7 @@ def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int |
     if run.config.curation.resume_from_token:
         return None
     read = graph.of(f"{shard.source}/shards", number)
-    if run.config.curation.where is not None:
+    if run.config.curation.rules(shard.source):
         read = [*read, *_attributes_of(graph, shard.source, number)]
     if not all(state.is_current for state in read):
         return None
@@ -184,14 +184,14 @@ def _attributes_of(graph: Graph, source: str, number: str) -> list[State]:
 def _selected(graph: Graph, shard: ShardPaths, decisions: list[str]) -> np.ndarray:
     """Whether each document is kept, bool `[N]`."""
     run = graph.run
-    if run.config.curation.where is None:
+    if not run.config.curation.rules(shard.source):
         return np.isin(np.asarray(decisions, np.str_), run.config.curation.include)
     import pyarrow as pa
 
     from nmoe_core.tasks.selection.expression import opened
     from nmoe_core.tasks.selection.view import read_columns
 
-    where = opened(run, shard.source, run.config.curation.where)
+    where = opened(run, shard.source)
     table = read_columns(run, shard, where.schema, where.columns)
     given: Mapping[str, list[str]] = {"quality.decision": decisions}
     for name, values in given.items():

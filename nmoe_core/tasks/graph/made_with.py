@@ -16,7 +16,7 @@ from nmoe_core.base.fingerprint import Fingerprints, read_sealed, recorded
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.topics import states, terms
-from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys
+from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys, rule_keys
 
 # Settings that curated shards record in their fingerprints only if used.
 CURATE_OPTIONS = ("where", "epoch", "by", "windows", "resume_from_token")
@@ -128,11 +128,11 @@ def duplicates(tree: Tree) -> Settings:
 
 
 def selection(shard: ShardPaths) -> Settings:
-    """Settings that the decisions of `where` for a shard record."""
+    """Settings that the decisions of a source's expressions for a shard record."""
     from nmoe_core.shards.attribute_file import find_footer
 
     footer = find_footer(shard.selection)
-    return {} if footer is None else {"curation.where": footer.fingerprints.get("where")}
+    return {} if footer is None else rule_keys(footer.fingerprints.get("where"))
 
 
 def curated(shard: ShardPaths) -> Settings:

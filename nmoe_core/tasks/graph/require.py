@@ -200,10 +200,8 @@ def _grades(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
 
 
 def _selection(run: Run, sources: list[SourcePlan]) -> Iterator[_Compared]:
-    if run.config.curation.where is None:
-        return
-    now = settings.selection(run).settings
-    for source in sources:
+    for source in (one for one in sources if run.config.curation.rules(one.name)):
+        now = settings.selection(run, source.name).settings
         for shard in run.tree.shards(source.name, run.config.prep.num_shards):
             yield _Compared(f"{source.name}/selection", made_with.selection(shard), now)
 

@@ -7,6 +7,7 @@ content of files. Imports no torch, because loading definitions imports this mod
 """
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -45,6 +46,7 @@ _WORK_OF_HTTP = {
 }
 # Keys that were added later. Their defaults are left out, so that no earlier version changes.
 _ADDED = {"oracle.max_documents": 20_000, "oracle.http.served": "one", "oracle.http.omit": []}
+_ADDED["curation.where_by_source"] = None
 # Earlier names of keys. Digests still use the earlier names, so that a renamed key makes no output
 # stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}
@@ -65,7 +67,8 @@ class MadeWith(NamedTuple):
     @property
     def version(self) -> str:
         """The code version, such as `grade/2+1a2b3c4d5e6f`: short, since the UI shows it often."""
-        settings = {_IN_DIGESTS.get(key, key): value for key, value in self.settings.items()}
+        changed = {k: value for k, value in self.settings.items() if _ADDED.get(k, ...) != value}
+        settings = {_IN_DIGESTS.get(key, key): value for key, value in changed.items()}
         return f"{self.code}+{sha256_json(settings)[:12]}"
 
 
@@ -194,8 +197,16 @@ def curated(run: Run, source: str) -> MadeWith:
 
 def curate_keys(fingerprints: Settings) -> dict[str, Any]:
     """Settings of curation, as shards record them, by the keys of the configuration."""
-    named = {name: value for name, value in fingerprints.items() if name != "code"}
-    return {_CURATE_KEYS.get(name, f"curation.{name}"): value for name, value in named.items()}
+    named = {k: value for k, value in fingerprints.items() if k not in ("code", "where")}
+    found = {_CURATE_KEYS.get(name, f"curation.{name}"): value for name, value in named.items()}
+    return found | (rule_keys(fingerprints["where"]) if "where" in fingerprints else {})
+
+
+def rule_keys(where: str | None) -> dict[str, Any]:
+    """The expressions of a source, as `CurationTable.where_of` records them, by their keys; None
+    for one that is not set."""
+    rules = json.loads(where) if where and where.startswith('["') else [where, None]
+    return dict(zip(("curation.where", "curation.where_by_source"), rules, strict=True))
 
 
 def attribute(run: Run, name: str) -> MadeWith:
@@ -221,9 +232,9 @@ def attribute(run: Run, name: str) -> MadeWith:
     return MadeWith(CODES[name], found)
 
 
-def selection(run: Run) -> MadeWith:
-    """Settings of the decisions of `where` for each document."""
-    return MadeWith(CODES["select"], {"curation.where": run.config.curation.where})
+def selection(run: Run, source: str) -> MadeWith:
+    """Settings of the decisions of a source's expressions for each document."""
+    return MadeWith(CODES["select"], rule_keys(run.config.curation.where_of(source)))
 
 
 def curated_manifest(run: Run, source: str) -> MadeWith:

@@ -229,7 +229,7 @@ def _curated(graph: Graph, looks: curated.CurationLooks, name: str) -> None:
     inputs = [f"{name}/shards", "curation/topic_model"]
     add(f"{name}/topics", inputs, looks.topics, looks.topics_read(name))
     read = [f"{name}/{kind}" for kind in ("shards", "quality_scores", "topics")]
-    if run.config.curation.where is not None:
+    if run.config.curation.rules(name):
         attributes = [f"{name}/attributes/{one}" for one in attribute_names(run)]
         inputs = [*read, *attributes, "curation/duplicates"]
         add(f"{name}/selection", inputs, looks.selection, looks.selection_reads(name))

@@ -63,8 +63,8 @@ def sources_picture(run: Run, sources: Sequence[str], attribute: str, names: Seq
 def signals_picture(run: Run, sources: Sequence[str]) -> str:
     """The `sources_picture` of signals; "" if the run does not record them, selection does not use
     them, or there is only one source."""
-    is_made = run.config.curation.where is not None and "signals" in shard_attribute_names(run)
-    if not is_made or len(sources) < 2:
+    is_used = any(map(run.config.curation.rules, sources))
+    if not is_used or "signals" not in shard_attribute_names(run) or len(sources) < 2:
         return ""
     return sources_picture(run, sources[:MOST_DRAWN], "signals", SIGNALS)
 

@@ -72,9 +72,8 @@ class Corpus:
 
     def outcomes(self) -> list[Path]:
         """The files that decide which documents are kept."""
-        if self.run.config.curation.where is None:
-            return self.graded()
-        return self.graded() + [shard.selection for shard in self.shards()]
+        rules = self.run.config.curation.rules
+        return self.graded() + [one.selection for one in self.shards() if rules(one.source)]
 
     def planned(self) -> list[Path]:
         """The loader plan, and the files it needs."""

@@ -1,16 +1,17 @@
-"""The expression of `[curation] where`, opened over the columns of a run."""
+"""The expressions of `[curation] where` and `where_by_source`, opened over the columns of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
 
-from nmoe_core.attributes.where import Where
+from nmoe_core.attributes.where import Rule, Where
 from nmoe_core.base.errors import ConfigError, FormatError, NmoeError
 from nmoe_core.config.attributes import BUILT_IN
 from nmoe_core.config.run import Run
+from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 from nmoe_core.tasks.selection.view import Schema, labelled, planned_schema, run_schema
 
@@ -22,50 +23,60 @@ _MADE_BY = {
 }
 
 
-def required_where(run: Run) -> str:
-    """The run's expression. Raises ConfigError if the run has no expression."""
-    if run.config.curation.where is None:
+def rules_of(run: Run, source: str, tried: str | None = None) -> tuple[Rule, ...]:
+    """The expressions that must all be true of the kept documents of a source. `tried` replaces
+    `curation.where`, as `--where` does. Raises ConfigError if there are none (E-CONFIG-MISSING)."""
+    table = run.config.curation
+    if tried is not None:
+        table = table.model_copy(update={"where": tried})
+    found = []
+    for key, sql in table.rules(source).items():
+        is_given = run.is_given(key) or run.is_given(key.rpartition(".")[0])
+        place = f"--set {key}" if is_given else f"{run.path}: {key}"
+        is_tried = tried is not None and key == "curation.where"
+        found.append(Rule(sql, "--where" if is_tried else place))
+    if not found:
         raise ConfigError(
             "curation.where is not set",
             where=run.path,
             do="set curation.where, or use --where",
             code="E-CONFIG-MISSING",
         )
-    return run.config.curation.where
+    return tuple(found)
 
 
-def open_planned(run: Run) -> Where:
-    """The run's expression over all columns that its tasks will make; raises the errors of
-    `opened`."""
-    return _open(run, required_where(run), planned_schema(run))
+def open_planned(run: Run) -> None:
+    """Open the expressions of all sources over all columns that the run's tasks will make; raises
+    the errors of `opened`."""
+    rules = run.config.curation.rules
+    names = [one.name for one in run_sources(run) if rules(one.name)]
+    schema = planned_schema(run) if names else {}
+    for found in dict.fromkeys(rules_of(run, name) for name in names):
+        _open(run, found, schema)
 
 
-def opened(run: Run, source: str, expression: str) -> Where:
-    """The expression over the columns of a source. Its process is reused for later shards and
-    sources with equal columns.
+def opened(run: Run, source: str, tried: str | None = None) -> Where:
+    """The expressions of `rules_of` over the columns of a source. Their process is reused for later
+    shards, and for sources with equal expressions and columns.
 
     Raises:
-        ConfigError: The expression is not allowed (E-SELECT-...).
-        FormatError: The expression names a column that is not made yet (E-ATTRIBUTE-MISSING).
+        ConfigError: An expression is not allowed (E-SELECT-...), or there is none.
+        FormatError: An expression names a column that is not made yet (E-ATTRIBUTE-MISSING).
     """
-    return _open(run, expression, run_schema(run, source))
+    return _open(run, rules_of(run, source, tried), run_schema(run, source))
 
 
-def _open(run: Run, expression: str, schema: Schema) -> Where:
-    place = "--where"
-    if expression == run.config.curation.where:
-        is_flag = run.is_given("curation.where")
-        place = "--set curation.where" if is_flag else f"{run.path}: curation.where"
+def _open(run: Run, rules: Sequence[Rule], schema: Schema) -> Where:
     try:
-        return _cached(expression, schema, place)
+        return _cached(rules, schema)
     except ConfigError as refusal:
         if refusal.code == "E-SELECT-EXPRESSION":
-            _require_made(run, expression, schema, place)
+            _require_made(run, rules, schema)
         raise
 
 
-def _cached(expression: str, schema: Schema, place: str) -> Where:
-    found = _opened(expression, tuple(sorted(schema.items())), place)
+def _cached(rules: Sequence[Rule], schema: Schema) -> Where:
+    found = _opened(tuple(rules), tuple(sorted(schema.items())))
     if isinstance(found, ConfigError):
         raise found.with_traceback(None)
     return found
@@ -73,25 +84,26 @@ def _cached(expression: str, schema: Schema, place: str) -> Where:
 
 @lru_cache(maxsize=4)
 def _opened(
-    expression: str, schema: tuple[tuple[str, pa.DataType], ...], where: str
+    rules: tuple[Rule, ...], schema: tuple[tuple[str, pa.DataType], ...]
 ) -> Where | ConfigError:
-    """The opened expression, or why it is refused: the same question must not start a process for
+    """The opened expressions, or why one is refused: the same question must not start a process for
     each shard."""
     try:
-        return Where(expression, dict(schema), where)
+        return Where(rules, dict(schema))
     except ConfigError as refusal:
         if refusal.code != "E-SELECT-EXPRESSION":  # another limit may be kept at another time
             raise
         return refusal
 
 
-def _require_made(run: Run, expression: str, schema: Schema, place: str) -> None:
-    """Raise an error that names the task if columns of the expression are not made yet."""
-    try:
-        named = _cached(expression, schema | known_schema(run), place).columns
-    except NmoeError:
-        return
-    require_columns(run, named, schema, place)
+def _require_made(run: Run, rules: Sequence[Rule], schema: Schema) -> None:
+    """Raise an error that names the task if columns of the expressions are not made yet."""
+    for rule in rules:
+        try:
+            named = _cached([rule], schema | known_schema(run)).columns
+        except NmoeError:
+            continue
+        require_columns(run, named, schema, rule.place)
 
 
 def known_schema(run: Run) -> Schema:

@@ -13,7 +13,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.takedown.record import TAKEN_DOWN, load_takedown
 from nmoe_core.quality.calibration.graded import read_graded
-from nmoe_core.tasks.selection.reasons import COPIES, describe_clause, meaning
+from nmoe_core.tasks.selection.reasons import COPIES, describe_clause, meaning, without_preset
 
 _COPY = ("exact_of", "near_of", "near_jaccard")
 
@@ -28,14 +28,22 @@ class Outcome(NamedTuple):
 
 
 def rule_of(run: Run) -> str:
-    """The condition for kept documents, as SQL."""
-    names = ", ".join(f"'{name}'" for name in run.config.curation.include)
-    return run.config.curation.where or f"decision in ({names})"
+    """The condition for kept documents of all sources, as SQL."""
+    table = run.config.curation
+    shared = table.shared_rule
+    own = [f"(source <> '{k}' or {_grouped(sql)})" for k, sql in table.where_by_source.items()]
+    return " and ".join([_grouped(shared), *own]) if own else shared
+
+
+def _grouped(sql: str) -> str:
+    """An expression in parentheses, which a comment at its end must not hide."""
+    return f"({sql}\n)" if "--" in sql else f"({sql})"
 
 
 def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
-    """The decisions of the run's `where` or `include` for the documents of a shard; documents of a
-    takedown are always dropped. Raises FormatError if the shard is not selected or graded yet."""
+    """The decisions of the source's expressions, or of `include`, for the documents of a shard;
+    documents of a takedown are always dropped. Raises FormatError if the shard is not selected or
+    graded yet."""
     codes, reasons = _ruled(run, shard)
     takedown = load_takedown(shard, load_manifest(shard.manifest))
     if takedown is None:
@@ -46,7 +54,7 @@ def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
 
 
 def _ruled(run: Run, shard: ShardPaths) -> Outcome:
-    if run.config.curation.where is not None:
+    if run.config.curation.rules(shard.source):
         from nmoe_core.shards.attribute_file import read_attribute
 
         codes = read_attribute(shard.selection, ["reason"]).column("reason").to_numpy()
@@ -94,7 +102,7 @@ def why_left_out(run: Run, shard: ShardPaths, numbers: Sequence[int]) -> dict[in
         of_clause = values.get(i, {})
         shown = ", ".join(
             str(value)
-            if len(of_clause) == 1 and reason.startswith(meaning(name))
+            if len(of_clause) == 1 and without_preset(reason).startswith(meaning(name))
             else f"{name} {value}"
             for name, value in of_clause.items()
         )
@@ -125,7 +133,7 @@ def _values(
     run: Run, shard: ShardPaths, numbers: Sequence[int], codes: np.ndarray
 ) -> dict[int, dict[str, object]]:
     """For each document, the values of the columns in its clause."""
-    if run.config.curation.where is None or not numbers:
+    if not run.config.curation.rules(shard.source) or not numbers:
         return {}
     from nmoe_core.tasks.selection.view import read_columns, run_schema
 
@@ -144,7 +152,7 @@ def _values(
 
 def _names(clause: str, label: str) -> bool:
     column = re.escape(label.partition(".")[2])
-    return re.search(rf"(?<![\w']){column}(?![\w'])", clause) is not None
+    return re.search(rf"(?<![\w']){column}(?![\w'])", without_preset(clause)) is not None
 
 
 def _shown(value: object) -> object:

@@ -101,7 +101,8 @@ def _names(schemas: Iterable[Schema]) -> dict[str, str]:
 
 
 def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
-    """The query with each `attribute.column` replaced by its name in the view."""
+    """The query with each `attribute.column` replaced by its name in the view, and each name that
+    contains a point, such as `meta.lang`, as one name."""
     ((text,),) = connection.execute("select json_serialize_sql(?)", [sql]).fetchall()
     try:
         parsed = json_value(text, MAX_DEPTH)
@@ -110,8 +111,9 @@ def _with_names(connection: Any, sql: str, names: Mapping[str, str]) -> str:
         return sql
     if parsed["error"] or len(parsed["statements"]) != 1:
         return sql
+    known = {name: name for name in names.values()} | dict(names)
     for node in _column_references(parsed):
-        name = names.get(".".join(node["column_names"]))
+        name = known.get(".".join(node["column_names"]))
         if name is not None and node["column_names"] != [name]:
             node["column_names"] = [name]
             changed = True

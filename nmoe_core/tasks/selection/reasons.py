@@ -38,10 +38,12 @@ _MEANINGS = {
     "containment": "share of the text that another document has",
 }
 _NGRAM = re.compile(r"(top|dup)_(\d+)gram_chars")
+_OF_PRESET = re.compile(r"^\w+\.\w+: ")
 _NOT = {">=": "below", ">": "at most", "<=": "above", "<": "at least", "=": "other than"}
+_NOT["!="] = ""
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _TEXT = r"'(?:[^']|'')*'"
-_COMPARED = re.compile(rf'\("?(\w+)"? (>=|>|<=|<|=) ({_NUMBER}|{_TEXT})\)')
+_COMPARED = re.compile(rf'\("?(\w+)"? (>=|>|<=|<|=|!=) ({_NUMBER}|{_TEXT})\)')
 _LISTED = re.compile(rf'\("?(\w+)"? IN \(((?:{_NUMBER}|{_TEXT})(?:, (?:{_NUMBER}|{_TEXT}))*)\)\)')
 _EXCLUDED = re.compile(rf"\(NOT {_LISTED.pattern}\)")
 _BETWEEN = re.compile(rf'\("?(\w+)"? BETWEEN ({_NUMBER}) AND ({_NUMBER})\)')
@@ -49,7 +51,9 @@ _BETWEEN = re.compile(rf'\("?(\w+)"? BETWEEN ({_NUMBER}) AND ({_NUMBER})\)')
 
 def describe_clause(clause: str) -> str:
     """Why a clause drops a document. Comparisons of columns with constants, also joined by OR, are
-    put in words; any other clause is shown with NOT."""
+    put in words; any other clause is shown with NOT. The name of a clause of a preset is kept."""
+    if (plain := without_preset(clause)) != clause:
+        return clause.removesuffix(plain) + describe_clause(plain)
     if len(parts := _alternatives(clause)) > 1:
         failed = [*map(describe_clause, parts)]
         is_plain = not any(one.startswith("not ") for one in failed)
@@ -58,7 +62,8 @@ def describe_clause(clause: str) -> str:
         return _WHOLE[clause]
     if found := _COMPARED.fullmatch(clause):
         column, compared, constant = found.groups()
-        return f"{meaning(column)} {_NOT[compared]} {_plain(constant)}"
+        said = meaning(column), _NOT[compared], _plain(constant)
+        return " ".join(filter(None, said))
     if found := _LISTED.fullmatch(clause):
         return f"{meaning(found[1])} other than {_plain(found[2])}"
     if found := _EXCLUDED.fullmatch(clause):
@@ -66,6 +71,11 @@ def describe_clause(clause: str) -> str:
     if found := _BETWEEN.fullmatch(clause):
         return f"{meaning(found[1])} outside {found[2]} to {found[3]}"
     return f"not {clause}"
+
+
+def without_preset(clause: str) -> str:
+    """A clause, or its description, without the name that it has in a preset."""
+    return _OF_PRESET.sub("", clause)
 
 
 def _alternatives(clause: str) -> list[str]:

@@ -1,10 +1,10 @@
-"""Tasks of selection: the documents that `[curation] where` keeps, and a preview of them."""
+"""Tasks of selection: the documents that the expressions of `[curation]` keep, and a preview."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import compress
@@ -26,7 +26,7 @@ from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.attribute_file import is_attribute_current, read_attribute, read_footer
 from nmoe_core.shards.documents import beginning
 from nmoe_core.shards.manifest import digest_of
-from nmoe_core.tasks.selection.expression import opened, required_where
+from nmoe_core.tasks.selection.expression import opened
 from nmoe_core.tasks.selection.outcome import clauses_of, why_left_out
 from nmoe_core.tasks.selection.view import read_columns, shard_parts
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -73,22 +73,21 @@ class _Edge(NamedTuple):
 
 
 def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Record for each document of shards whether `where` keeps it, and the first clause that drops
-    it; current files are kept.
+    """Record for each document of shards whether the source's expressions keep it, and the first
+    clause that drops it; current files are kept.
 
     Raises:
-        ConfigError: The run has no `where`, or it is not allowed (E-SELECT-...).
+        ConfigError: The source has no expression, or it is not allowed (E-SELECT-...).
         FormatError: An attribute of `where` is not made, or was made from other documents.
     """
-    expression = required_where(run)
-    where = opened(run, source, expression)
+    where = opened(run, source)
     shards = {bucket: run.tree.shard(source, bucket) for bucket in buckets}
-    return {bucket: _select(run, shard, expression, where) for bucket, shard in shards.items()}
+    return {bucket: _select(run, shard, where) for bucket, shard in shards.items()}
 
 
-def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Result:
+def _select(run: Run, shard: ShardPaths, where: Where) -> Result:
     path = shard.selection
-    made_from = selection_fingerprints(run, shard, expression, where)
+    made_from = selection_fingerprints(run, shard, where.columns)
     with writing_if(lambda: not is_attribute_current(path, made_from), path) as changed:
         if changed:
             found = where.evaluate(_columns(run, shard, where))
@@ -106,16 +105,15 @@ def _select(run: Run, shard: ShardPaths, expression: str, where: Where) -> Resul
     return replace(result, facts={**result.facts, "kept": kept})
 
 
-def selection_fingerprints(
-    run: Run, shard: ShardPaths, expression: str, where: Where
-) -> Fingerprints:
-    """Fingerprints of the decisions of an expression for the documents of a shard."""
-    used = sorted({label.partition(".")[0] for label in where.columns})
+def selection_fingerprints(run: Run, shard: ShardPaths, columns: Sequence[str]) -> Fingerprints:
+    """Fingerprints of the decisions of a source's expressions, which read `columns`, for the
+    documents of a shard."""
+    used = sorted({label.partition(".")[0] for label in columns})
     parts = shard_parts(run, shard, used)
     return {
         "documents": digest_of(shard.manifest),
-        "where": expression,
-        "columns": sha256_json(where.columns),
+        "where": str(run.config.curation.where_of(shard.source)),
+        "columns": sha256_json(columns),
         "attributes": sha256_json({name: part.digest() for name, part in sorted(parts.items())}),
         "code": CODES["select"],
     }
@@ -125,12 +123,12 @@ def _columns(run: Run, shard: ShardPaths, where: Where) -> pa.Table:
     return read_columns(run, shard, where.schema, where.columns)
 
 
-def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -> Kept:
-    """The documents of a source that an expression would keep, and the effect of each clause;
-    writes no file. Also gives `sample` documents that only one clause drops, chosen by the digest
-    of their ids.
+def preview_selection(run: Run, source: str, tried: str | None = None, sample: int = 0) -> Kept:
+    """The documents of a source that its expressions would keep, with `tried` instead of
+    `curation.where`, and the effect of each clause; writes no file. Also gives `sample` documents
+    that only one clause drops, chosen by the digest of their ids.
     """
-    where = opened(run, source, expression)
+    where = opened(run, source, tried)
     language = next((name for name in where.schema if name == "language.lang"), None)
     found = []
     lengths = []
@@ -181,8 +179,8 @@ def preview_selection(run: Run, source: str, expression: str, sample: int = 0) -
 
 
 def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
-    """The attributes of a training document, and the decision of `where`: `keep`, `dropped_by` (a
-    clause) and `why` (a line); None if the shard was not selected with this `where`."""
+    """The attributes of a training document, and the decision of the source's expressions: `keep`,
+    `dropped_by` (a clause) and `why` (a line); None if the shard was not selected with them."""
     shard = run.tree.shard_of(parse_doc_id(doc_id).rel)
     number = list(open_shard_documents(shard).documents.doc_ids).index(doc_id)
     attributes = {}
@@ -194,7 +192,8 @@ def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
             attributes[f"{name}.{column}"] = table.column(column)[number].as_py()
     verdict = None
     path = shard.selection
-    if path.is_file() and read_footer(path).fingerprints["where"] == run.config.curation.where:
+    rule = run.config.curation.where_of(shard.source)
+    if rule is not None and path.is_file() and read_footer(path).fingerprints["where"] == rule:
         row = read_attribute(path).slice(number, 1).to_pylist()[0]
         dropped = None if row["keep"] else clauses_of(shard)[row["reason"] - 1]
         why = why_left_out(run, shard, [number]).get(number)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import NamedTuple
 
+import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -46,6 +48,7 @@ DOCUMENTS: Schema = {
     "shard": pa.int32(),
     "doc_id": pa.string(),
     "ingest_id": pa.string(),
+    "doc_hash": pa.float64(),
 }
 
 
@@ -182,9 +185,20 @@ def _documents(shard: ShardPaths, manifest: Manifest) -> Part:
             opened = open_shard_documents(shard)
             found["doc_id"] = pa.array(opened.documents.doc_ids, DOCUMENTS["doc_id"])
             found["ingest_id"] = pa.array(opened.ingest_ids, DOCUMENTS["ingest_id"])
+            if "doc_hash" in columns:
+                found["doc_hash"] = pa.array(doc_hashes(shard.source, opened.ingest_ids))
         return pa.table({name: found[name] for name in columns})
 
     return Part(lambda: DOCUMENTS, lambda: sha256_json([shard.source, shard.bucket]), read)
+
+
+def doc_hashes(source: str, ingest_ids: Iterable[str]) -> np.ndarray:
+    """A number from 0 to under 1 for each document, float64 `[N]`: the first 53 bits of the SHA-256
+    of `{source}//{ingest id}` in UTF-8, divided by 2**53. This never changes: it decides which
+    documents the samples of earlier runs have."""
+    names = (f"{source}//{one}".encode() for one in ingest_ids)
+    digests = b"".join(sha256(name).digest()[:8] for name in names)
+    return (np.frombuffer(digests, ">u8") >> 11) / 2.0**53
 
 
 def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:

@@ -167,7 +167,7 @@ def test_every_document_that_is_left_out_is_explained_in_one_line(numbered: Corp
         rows = [row for row in _rows(numbered) if row["bucket"] == bucket]
         values = (
             "not ((number % 2) = 0): number {number}",
-            "not (decision != 'drop'): decision {decision}",
+            "judged drop: {decision}",
             "topic at least 4, and number at most 100: topic {topic}, number {number}",
         )
         found = why_left_out(run, numbered.shard(bucket), range(len(rows)))
@@ -272,12 +272,12 @@ def test_explain_names_the_clause_that_dropped_a_document_and_its_attributes(
     ):
         facts = said(capsys, "explain", row["doc_id"], *_flags(numbered))
         assert facts["attributes"] == {"own.number": row["number"]}
-        why = None if verdict["keep"] else "not (decision != 'drop'): decision drop"
+        why = None if verdict["keep"] else "judged drop: drop"
         assert facts["selection"].pop("why") == why
         assert facts["selection"] == verdict
         assert facts["curated"]["is_included"] is verdict["keep"]
     assert main(["explain", dropped["doc_id"], *_flags(numbered)]) == 0
-    assert "left out: not (decision != 'drop')" in capsys.readouterr().out
+    assert "left out: judged drop: drop" in capsys.readouterr().out
 
 
 def test_sql_answers_over_all_attributes_and_reads_nothing_else(
@@ -468,4 +468,4 @@ def test_sources_share_the_process_that_evaluates_the_rule(tmp_path: Path) -> No
     project = write_project(tmp_path, sources, {"curation": {"where": "stars > 3"}})
     assert main(["prep-mixture", "--config", str(project.config)]) == 0
     run = Run(project.config)
-    assert opened(run, "a", "stars > 3") is opened(run, "b", "stars > 3")
+    assert opened(run, "a") is opened(run, "b")

@@ -63,6 +63,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "attributes.embedding.max_tokens": (5, {"embedding"}),
     "backbone.dtype": ("bfloat16", {"embedding"}),
     "curation.where": ("n_words > 9", {"selection", "curated"}),
+    "curation.where_by_source": ({"web": "n_words > 9"}, {"selection", "curated"}),
     "curation.topics_from": ("backbone", {"topic_model", "topics", "curated"}),
     "curation.num_topics": (5, {"topic_model", "topics", "curated"}),
     "curation.sample_documents": (200, {"topic_model", "topics", "curated"}),
@@ -245,6 +246,21 @@ def test_what_a_changed_setting_makes_again_is_foretold(own: Project, key: str) 
     assert any(key.rpartition(".")[2] in reason for reason in reasons) or not expected
     foretold = agree(run)
     assert expected <= kinds(foretold, "stale", "missing")
+
+
+def test_a_rule_of_one_source_makes_only_the_outputs_of_this_source_again(own: Project) -> None:
+    for rule in ("n_words > 9", "doc_hash < 0.8 or n_words > 20"):
+        own.config.write_text(
+            own.config.read_text().partition("[curation.where_by_source]")[0]
+            + f'[curation.where_by_source]\nweb = "{rule}"\n'
+        )
+        states = look(own.run).states.items()
+        reasons = {state.reason for (key, _), state in states if key == "web/selection"}
+        assert len(reasons) == 1
+        assert reasons.pop().startswith("curation.where_by_source: ")
+        foretold = agree(own.run)
+        assert {"web/selection", "web/curated"} <= {key for key, _ in foretold}
+        assert {key for key, _ in foretold if not key.startswith("web/")} == {"mixture/loader_plan"}
 
 
 def test_every_key_of_the_schema_is_tried_or_is_known_to_decide_no_output() -> None:

@@ -106,7 +106,7 @@ def _curate(run: Run, names: list[str], valid: list[str]) -> None:
     curate.fit_topics(run, names)
     for name in names:
         outputs_of(run, "topics", name)
-        if run.config.curation.where is not None:
+        if run.config.curation.rules(name):
             outputs_of(run, "select", name)
         outputs_of(run, "curate", name)
         if run.config.seen.index:
