@@ -156,7 +156,7 @@ def test_an_array_is_one_record_an_item_wherever_the_reading_starts(here: Path) 
         (LINES.encode("utf-16-le"), "UTF-16"),
         (b'{"name": "x", "version": "1.0"}', "one JSON object"),
         (json.dumps({"description": TEXTS[0], "name": "x"}, indent=2).encode(), "one JSON object"),
-        (b'{"messages": [{"role": "user"}], "meta": {"set": "A b"}}\n' * 2, "chats"),
+        (b'{"messages": [{"role": "user"}], "meta": {"set": "A b"}}\n' * 2, "message 1"),
         (b'{"n": 1, "url": "http://a.example/b"}\n' * 3, "no text field; found n, url"),
         (b"", "empty"),
         (b"\n\n", "no records"),
@@ -190,7 +190,7 @@ def test_each_kind_of_file_is_taken_or_left_out_with_its_reason(
     put(here / "texts" / "bad.txt", TEXTS[3].encode("cp1252"))
     put(here / "texts" / os.fsdecode(b"\xff.txt"), TEXTS[4])
     put(here / os.fsdecode(b"\xfe.txt"), TEXTS[5])
-    put(here / "page.html", "<p>")
+    put(here / "page.docx", "<p>")
     put(here / "all.tar.gz", b"x")
     put(here / "notes", "x")
     put(here / "package.json", '{"description": "some words about a package"}')
@@ -212,7 +212,7 @@ def test_each_kind_of_file_is_taken_or_left_out_with_its_reason(
         "data/none.parquet": "empty",
         "texts/bad.txt": "not UTF-8 at b",
         "\\xfe.txt": "its name is no",
-        "page.html": "format .html i",
+        "page.docx": "format .docx i",
         "all.tar.gz": "an archive (.t",
         "notes": "the name has n",
         "package.json": "one JSON objec",
@@ -423,14 +423,14 @@ def test_a_listing_names_what_is_not_trained_on_and_adds_up(
 ) -> None:
     put(here / "a.jsonl", LINES + "no record\n")
     put(here / "test.jsonl")
-    put(here / "page.html", "<p>")
+    put(here / "page.docx", "<p>")
     assert main(["init"]) == 0
     said = capsys.readouterr().out
-    sizes = [(here / name).stat().st_size for name in ("a.jsonl", "test.jsonl", "page.html")]
+    sizes = [(here / name).stat().st_size for name in ("a.jsonl", "test.jsonl", "page.docx")]
     assert f"seen 3 ({sum(sizes):,} bytes) = taken 1 ({sizes[0]:,} bytes)" in said
     assert f"held out 1 ({sizes[1]:,} bytes) + left out 1 ({sizes[2]:,} bytes)" in said
     assert "a: unreadable records: 1, such as" in said
-    assert "format .html is not supported" in said
+    assert "format .docx is not supported" in said
 
 
 def test_sources_take_files_of_a_valid_split_or_a_part_of_train_but_not_both() -> None:
