@@ -18,7 +18,7 @@ _META = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1
 _DIVISION = re.compile(r"<(/?)(?:div|article)\b", re.I)
 # The time of an extraction grows with the square of the depth of these.
 _MOST_DEPTH = 256
-_NO_INDEX = re.compile(r"(?i)\b(noindex|none|noai)\b")
+_NO_INDEX = {"noindex", "none", "noai"}
 _METHOD = 1  # counts changes of this module that change texts
 
 
@@ -73,13 +73,14 @@ def page_of(payload: bytes, charset: str | None, reading: Reading, where: str) -
     body = tree.body
     if body is None:
         return Page("", is_replaced, encoding, False)
-    robots = tree.document.query_selector_all("meta[name=robots i]") if tree.document else ()
-    is_closed = any(asks_not_to_be_indexed(one.getattr("content") or "") for one in robots)
+    robots = tree.head.query_selector("meta[name=robots i]") if tree.head else None
+    is_closed = robots is not None and asks_not_to_be_indexed(robots.getattr("content") or "")
     # The library takes lists near the root for menus, so the page is moved down by two elements.
     outer = tree.create_element("div")
     inner = tree.create_element("div")
     if outer is not None and inner is not None:
-        for child in list(body.child_nodes):
+        # the library's list of all children takes time that grows with their square
+        while (child := body.first_child) is not None:
             inner.append_child(child)
         outer.append_child(inner)
         body.append_child(outer)
@@ -89,7 +90,7 @@ def page_of(payload: bytes, charset: str | None, reading: Reading, where: str) -
 
 def asks_not_to_be_indexed(robots: str) -> bool:
     """Whether the value of a `robots` tag or header asks that the page is not used."""
-    return _NO_INDEX.search(robots) is not None
+    return not _NO_INDEX.isdisjoint(part.strip().lower() for part in robots.split(","))
 
 
 def _declared(payload: bytes, charset: str | None) -> str | None:
