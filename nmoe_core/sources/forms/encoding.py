@@ -1,7 +1,7 @@
 """Encodings of text files: declared ones are decoded strictly, and `detect` looks at each file.
 
-Detection takes UTF-8 if the bytes are valid UTF-8, else what charset-normalizer finds in the first
-256 KiB; it never looks at names of files, and the result is counted in the manifest.
+Detection takes UTF-8 if the bytes are valid UTF-8, else what resiliparse finds in the first 256
+KiB; it never looks at names of files, and the result is counted in the manifest.
 """
 
 import codecs
@@ -42,7 +42,7 @@ def version_of(package: str) -> str:
 
 def detection() -> str:
     """Name and version of the detection."""
-    return version_of("charset-normalizer")
+    return version_of("resiliparse")
 
 
 def missing_extra(what: str, where: str) -> SourceError:
@@ -65,7 +65,7 @@ def encoding_of(head: bytes, encoding: str, where: str) -> str:
         where: The file, for errors.
 
     Raises:
-        SourceError: No encoding fits (E-SOURCE-ENCODING), or charset-normalizer is not installed
+        SourceError: No encoding fits (E-SOURCE-ENCODING), or resiliparse is not installed
             (E-SOURCE-EXTRA).
     """
     if encoding not in (DETECT, "utf-8"):
@@ -79,11 +79,7 @@ def encoding_of(head: bytes, encoding: str, where: str) -> str:
         return "utf-8"
     except UnicodeDecodeError:
         pass
-    try:
-        from charset_normalizer import from_bytes
-    except ImportError as error:
-        raise missing_extra("detection of encodings", where) from error
-    found = from_bytes(_whole_characters(head)).best()
+    found = _guessed(head, where)
     if found is None:
         raise SourceError(
             "no encoding of text fits this file",
@@ -91,16 +87,22 @@ def encoding_of(head: bytes, encoding: str, where: str) -> str:
             do="name its encoding, or leave it out with `exclude`",
             code="E-SOURCE-ENCODING",
         )
-    return canonical(found.encoding)
+    return found
 
 
-def _whole_characters(head: bytes) -> bytes:
-    """The bytes up to a place that is not inside of a character."""
-    if len(head) < HEAD_BYTES:
-        return head
-    if b"\0" in head:  # two or four bytes a character
-        return head[: len(head) // 4 * 4]
-    return head[: max(head.rfind(b" "), head.rfind(b"\n")) + 1] or head
+def _guessed(head: bytes, where: str) -> str | None:
+    """The encoding of bytes that are not UTF-8; None if none is found."""
+    if b"\0" in head:  # each second byte of UTF-16 is zero, in the scripts of Europe
+        zeros = [head[place::2].count(0) for place in (0, 1)]
+        is_wide = min(zeros) == 0 and 8 * max(zeros) > len(head)
+        names = ("utf-16-be", "utf-16-le")
+        return names[zeros.index(max(zeros))] if is_wide else None
+    try:
+        from resiliparse.parse.encoding import detect_encoding
+    except ImportError as error:
+        raise missing_extra("detection of encodings", where) from error
+    found = detect_encoding(head)
+    return None if found is None or canonical(found) == "utf-8" else canonical(found)
 
 
 def as_utf8(read: Read, encoding: str, where: str) -> Iterator[bytes]:
