@@ -20,6 +20,15 @@ from nmoe_core.sources.storage import SourceFile
 from nmoe_core.sources.web.html import HtmlSource
 from nmoe_core.sources.web.warc import WarcSource, WetSource
 
+_SOURCES: dict[str, type[FileSource[Any]]] = {
+    "jsonl": JsonlSource,
+    "csv": CsvSource,
+    "files": FilesSource,
+    "html": HtmlSource,
+    "warc": WarcSource,
+    "wet": WetSource,
+}
+
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
     """Open the source of the `train` or `valid` split, with the rows that belong to the split.
@@ -84,16 +93,6 @@ def refuse_unnamed(specs: Iterable[SourceSpec], where: object) -> None:
 
 def file_source(spec: SourceSpec, files: Sequence[SourceFile]) -> FileSource[Any]:
     """A source of these files, of the kind of `spec`, which must not be huggingface."""
-    if spec.kind == "jsonl":
-        return JsonlSource(spec.reading, files)
-    if spec.kind == "csv":
-        return CsvSource(spec.reading, files)
-    if spec.kind == "html":
-        return HtmlSource(spec.reading, files)
-    if spec.kind == "warc":
-        return WarcSource(spec.reading, files)
-    if spec.kind == "wet":
-        return WetSource(spec.reading, files)
     if spec.kind == "parquet":
         from nmoe_core.sources.forms.arrow import ParquetSource
 
@@ -102,7 +101,7 @@ def file_source(spec: SourceSpec, files: Sequence[SourceFile]) -> FileSource[Any
         from nmoe_core.sources.forms.arrow import ArrowSource
 
         return ArrowSource(spec.reading, files)
-    return FilesSource(spec.reading, files)
+    return _SOURCES[spec.kind](spec.reading, files)
 
 
 def _expression(spec: SourceSpec, split: str) -> SplitExpression:

@@ -16,7 +16,7 @@ from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.config.attributes import ColumnNames
 from nmoe_core.sources.forms.chat import TEMPLATES, is_template
-from nmoe_core.sources.forms.encoding import DETECT, canonical, detection
+from nmoe_core.sources.forms.encoding import DETECT, canonical
 from nmoe_core.sources.records import (
     DEFAULT_MAX_RECORD_MB,
     WARC_FIELDS,
@@ -253,10 +253,8 @@ class SourceSpec(StrictModel):
         keys = self.model_dump(exclude=others | _KINDS_OF.keys())
         keys |= self.model_dump(include={*_KINDS_OF}, exclude_defaults=True)
         methods = [split, keys]
-        if self.kind in ("html", "warc"):
+        if self.kind in ("html", "warc") or self.encoding == DETECT:  # by the same package
             methods.append(extraction())
-        if self.encoding == DETECT:
-            methods.append(detection())
         if self.chat_template is not None:
             methods.append(TEMPLATES.get(self.chat_template, ""))
         return sha256_json(methods)

@@ -167,7 +167,8 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
                 stride = 2 * stride
                 sample = sample[::2]
         num_bytes += block.size_bytes
-        if num_chars >= _MOST_CHARS or _num_records(found, num_documents) >= _MOST_RECORDS:
+        num_records = num_documents + found.unreadable + found.skipped.total()
+        if num_chars >= _MOST_CHARS or num_records >= _MOST_RECORDS:
             break
     found.is_whole = next(blocks, None) is None
     if not num_documents:
@@ -186,10 +187,6 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
     found.documents = round(num_documents * times)
     found.tokens = round(num_chars * tokens_per_char * times) + found.documents
     found.seconds = found.tokens * seconds / max(tokens, 1) / workers
-
-
-def _num_records(found: Survey, num_documents: int) -> int:
-    return num_documents + found.unreadable + found.skipped.total()
 
 
 def _blocks(source: Source, ours: Mapping[Path, InputFile]) -> Iterator[Block]:

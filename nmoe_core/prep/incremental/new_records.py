@@ -4,7 +4,7 @@ A JSON line without passthrough columns is recognised by its bytes, without pars
 are recognised by id and raw text.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +55,7 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
         wanted = [i for i, record in enumerate(records) if record.row in rows]
         records = [records[i] for i in wanted]
         kept = kept and kept.take(wanted)
-    notes = (*_of_file(block), *_notes(records))
+    notes = (*_notes(block, records),)
     keys = _record_keys(records)
     if known is not None and known.has_lines:
         match = known.find_lines(keys)
@@ -67,12 +67,9 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
     return BlockRecords(RecordColumns.of(records), keys, kept, match, notes)
 
 
-def _of_file(block: Block) -> Iterator[Note]:
+def _notes(block: Block, records: Iterable[Record | BadRecord] = ()) -> Iterator[Note]:
     if block.detected:
         yield Note(block.start.row, "file_encodings", block.detected)
-
-
-def _notes(records: list[Record | BadRecord]) -> Iterator[Note]:
     for record in records:
         if isinstance(record, Record):
             if record.encoding:
@@ -100,7 +97,7 @@ def _read_lines(
     keys[records.placed] = placed_keys(keys[records.placed], places)
     # known lines are not counted, but records with replaced bytes must be counted
     keys[records.replaced] = 0
-    return BlockRecords(records, keys, match=match, notes=(*_of_file(block),))
+    return BlockRecords(records, keys, match=match, notes=(*_notes(block),))
 
 
 def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> LineMatch:

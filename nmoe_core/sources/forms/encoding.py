@@ -40,11 +40,6 @@ def version_of(package: str) -> str:
         return f"no {package}"
 
 
-def detection() -> str:
-    """Name and version of the detection."""
-    return version_of("resiliparse")
-
-
 def missing_extra(what: str, where: str) -> SourceError:
     """The error if a package of the extra `web` is not installed."""
     return SourceError(

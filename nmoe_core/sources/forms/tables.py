@@ -111,29 +111,32 @@ class CsvSource(FileSource[RowsBlock]):
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[RowsBlock]:
         at = start
+        last_bytes = 0
+        for names, encoding, rows, read_bytes in self._groups(file, start.line):
+            count = len(rows)
+            end = Position(at.file, at.line + count, at.line + count, at.row + count)
+            size_bytes = read_bytes - last_bytes
+            yield RowsBlock(self.reading, at, end, size_bytes, file, names, rows, encoding)
+            at = end
+            last_bytes = read_bytes
+
+    def _groups(
+        self, file: SourceFile, first: int
+    ) -> Iterator[tuple[tuple[str, ...], str, tuple[Row, ...], int]]:
+        """As `_rows`, with the rows of a block together."""
         held: list[Row] = []
         num_chars = 0
         names: tuple[str, ...] = ()
         encoding = ""
-        read_bytes = last_bytes = 0
-        for names, encoding, row, read_bytes in islice(self._rows(file), start.line, None):
+        for names, encoding, row, read_bytes in islice(self._rows(file), first, None):
             held.append(row)
             num_chars += sum(map(len, row.values))
-            if num_chars < BLOCK_BYTES and len(held) < _MOST_ROWS:
-                continue
-            end = Position(at.file, at.line + len(held), at.line + len(held), at.row + len(held))
-            rows = tuple(held)
-            size_bytes = read_bytes - last_bytes
-            yield RowsBlock(self.reading, at, end, size_bytes, file, names, rows, encoding)
-            at = end
-            held = []
-            num_chars = 0
-            last_bytes = read_bytes
+            if num_chars >= BLOCK_BYTES or len(held) >= _MOST_ROWS:
+                yield names, encoding, tuple(held), read_bytes
+                held = []
+                num_chars = 0
         if held:
-            end = Position(at.file, at.line + len(held), at.line + len(held), at.row + len(held))
-            size_bytes = max(0, file.size_bytes() - last_bytes)
-            rows = tuple(held)
-            yield RowsBlock(self.reading, at, end, size_bytes, file, names, rows, encoding)
+            yield names, encoding, tuple(held), file.size_bytes()
 
     def _rows(
         self, file: SourceFile, *, is_checked: bool = True
@@ -186,19 +189,14 @@ def _split(text: io.TextIOWrapper, file: SourceFile, reading: Reading) -> Iterat
     """The rows of a table. Raises SourceError, which names the line, if quotes are not closed or
     are followed by text (E-SOURCE-TORN), or a line or value is too long (E-SOURCE-RECORD)."""
     form = reading.table
-    limit = reading.max_record_bytes
     delimiter = form.delimiter or ("\t" if suffixes(file.name)[0].lower() == ".tsv" else ",")
-    csv.field_size_limit(limit)  # the library refuses more than 128 KiB by default
-    lines = iter(lambda: text.readline(limit + 1), "")
+    csv.field_size_limit(
+        reading.max_record_bytes
+    )  # the library refuses more than 128 KiB by default
     quoting = csv.QUOTE_MINIMAL if form.quote else csv.QUOTE_NONE
-    quote = form.quote or None
-    rows = csv.reader(
-        _limited(lines, file, reading),
-        delimiter=delimiter,
-        quotechar=quote,
-        quoting=quoting,
-        strict=True,
-    )
+    lines = _limited(text, file, reading)
+    how = {"delimiter": delimiter, "quotechar": form.quote or None, "quoting": quoting}
+    rows = csv.reader(lines, strict=True, **how)
     line = 1
     while True:
         try:
@@ -214,8 +212,9 @@ def _split(text: io.TextIOWrapper, file: SourceFile, reading: Reading) -> Iterat
         line = rows.line_num + 1
 
 
-def _limited(lines: Iterator[str], file: SourceFile, reading: Reading) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if len(line) > reading.max_record_bytes:
+def _limited(text: io.TextIOWrapper, file: SourceFile, reading: Reading) -> Iterator[str]:
+    limit = reading.max_record_bytes
+    for number, line in enumerate(iter(lambda: text.readline(limit + 1), ""), 1):
+        if len(line) > limit:
             raise reading.too_long(f"{file.where}:{number}")
         yield line
