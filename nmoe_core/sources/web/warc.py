@@ -104,13 +104,8 @@ class WarcBlock(Block):
         id_ = _bare(record.record_id)
         place = f"{self.reading.source}/{self.file.name}:{frame.start}"
         date = record.headers.get("WARC-Date")
-        fields: dict[str, str | None] = {
-            "url": url,
-            "domain": _domain(url),
-            "warc_date": date,
-            "content_type": content_type,
-            "record_id": id_,
-        }
+        values = (url, _domain(url), date, content_type, id_)
+        fields: dict[str, str | None] = dict(zip(WARC_FIELDS, values))
         kept = tuple(fields[name] for name in self.reading.kept)
         return Record(row, encodable(id_ or place), text, is_replaced, kept)
 
