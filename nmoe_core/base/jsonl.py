@@ -26,6 +26,8 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+MARKED = ("utf-16", "utf-32")
+"""Encodings that a byte order mark names."""
 _MISSING = object()
 Refuse = Callable[[int, str], Exception]
 """Creates the error for a line from its number (from 1) and the description of its fault."""

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.result import Result
@@ -36,16 +36,21 @@ from nmoe_core.prep.versions import (
     share_of_mixture,
 )
 from nmoe_core.sources.open import open_source, refuse_unnamed
-from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.spec import SourceKind, SourceSpec
 from nmoe_core.tasks.commands import Job, make_split, splits_of
 
-_KINDS = ("huggingface", "hf", "jsonl", "parquet", "arrow", "files")
+_KINDS = ("huggingface", "hf", *get_args(SourceKind)[1:])
 _KEYS = ("tokenizer", "vocab_size", "eos_token_id")
 _KEYS += ("prep.num_shards", "prep.workers", "prep.max_tokens")
 _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "hf_streaming")
 _SOURCE += ("paths", "split", "text_field", "id_field")
 _SOURCE += ("on_error", "max_bad_share", "max_record_mb", "follow_links")
+_SOURCE += ("encoding", "chat_template", "csv_delimiter", "csv_quote", "csv_names")
 _OF_SOURCE = {name.removeprefix("hf_"): name for name in _SOURCE}  # flag name to key
+_NOTES = {
+    "skipped_records": "left out: {count:,} {what}",
+    "file_encodings": "{count:,} files in the encoding {what}",
+}
 _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards", "time", "disk")
 
 
@@ -163,6 +168,9 @@ def _made(
         )
     if replaced := facts.pop("replaced_records"):
         print(f"{name}: {replaced} records had invalid bytes, now replaced", file=sys.stderr)
+    for key, said in _NOTES.items():
+        for what, count in facts.pop(key, {}).items():
+            print(f"{name}: {said.format(count=count, what=what)}", file=sys.stderr)
     return facts
 
 

@@ -54,6 +54,9 @@ class Counts:
     num_further_parts: int = 0
     """Additional documents from records that were split."""
     bad_examples: list[str] = field(default_factory=list)
+    notes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Counts of records that were left out by rule, by reason, and of files, by detected
+    encoding."""
 
 
 class Pass:
@@ -194,6 +197,7 @@ class Pass:
             documents_tokenized=self.documents_tokenized,
             documents_reused=self.documents_reused,
             num_replaced=self.counts.num_replaced,
+            notes=self.counts.notes,
             outcomes=Counter({name: n for name, n in zip(OUTCOMES, self.totals.tolist()) if n}),
             bad_examples=self.counts.bad_examples,
             made=list(self.plan.wanted),
@@ -240,6 +244,10 @@ class Pass:
         counts.total_tokens += int(columns.num_tokens[:stop].sum())
         if stop:
             counts.rows_read = max(counts.rows_read, int(columns.rows[stop - 1]) + 1)
+        for note in block.notes:
+            if note.row < counts.rows_read:
+                of_name = counts.notes.setdefault(note.what, {})
+                of_name[note.name] = of_name.get(note.name, 0) + 1
         counts.num_text_bytes += block.num_text_bytes
         counts.num_emptied += int(np.count_nonzero(columns.are_emptied[:stop]))
         counts.num_further_parts += int(np.count_nonzero(parts > 1))
@@ -300,6 +308,7 @@ class Pass:
             "truncated_documents": counts["truncated"],
             "split_records": int(self.splits[bucket, 0]),
             "further_parts": int(self.splits[bucket, 1]),
+            **{what: dict(sorted(n.items())) for what, n in self.counts.notes.items()},
             **self._columns_info.get(bucket, {}),
             "settings": self.plan.settings.identity(),
         }

@@ -62,6 +62,7 @@ class PassPlan:
         if is_larger_budget(then, now) and not entry["is_complete"]:
             entry = entry | _under_budget(entry, now)
         is_same = all(entry.get(key) == value for key, value in self.identity().items())
+        is_same = is_same and "notes" in entry  # journals of earlier versions count less
         if not is_same or {str(bucket) for bucket in self.wanted} - entry["shards"].keys():
             return False
         return self.budget is None or entry["counts_all"] or entry["is_complete"]

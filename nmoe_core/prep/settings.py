@@ -86,6 +86,9 @@ class PrepReport:
     """Documents whose tokens this run reused."""
     num_replaced: int = 0
     """Records in which invalid bytes were replaced."""
+    notes: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Records that were left out by rule, by reason (`skipped_records`), and files by detected
+    encoding (`file_encodings`)."""
     outcomes: Counter[str] = field(default_factory=Counter)
     bad_examples: list[str] = field(default_factory=list)
     """`file:line: reason` of the first records that could not be read."""

@@ -14,7 +14,7 @@ import numpy as np
 from nmoe_core.base.docid import buckets_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.encode import Encoded, Encoder
-from nmoe_core.prep.incremental.new_records import read_block
+from nmoe_core.prep.incremental.new_records import Note, read_block
 from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.lines import LINE_ROW
@@ -26,8 +26,8 @@ from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.chain import Chain, Changed
 
-OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere")
-KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE = range(len(OUTCOMES))
+OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere", "skipped")
+KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE, SKIPPED = range(len(OUTCOMES))
 _BATCH_CHARS = 4 * 2**20
 
 
@@ -92,6 +92,7 @@ class TokenizedBlock:
     changes: Any = None
     """Record batch: what transforms changed in the new documents, in the same order; None without
     transforms."""
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(slots=True)
@@ -206,9 +207,10 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         - stored.num_known,
         num_known=stored.num_known,
         num_text_bytes=stored.num_text_bytes,
-        bad=[*map(str, sorted(records.bad.values()))],
+        bad=[str(one) for one in sorted(records.bad.values()) if not one.is_skipped],
         kept=kept,
         changes=changes,
+        notes=read.notes,
     )
 
 
@@ -275,6 +277,7 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
     outcomes = np.where(are_read, KEPT, BAD).astype(np.uint8)
     if not worker.count_all and len(worker.buckets) < num_shards:
         outcomes[are_read & ~np.isin(buckets, list(worker.buckets))] = ELSEWHERE
+    outcomes[[place for place, one in records.bad.items() if one.is_skipped]] = SKIPPED
     are_replaced = np.zeros(count, np.bool_)
     are_replaced[records.replaced] = True
     rows = np.array(records.rows, np.int64)

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.jsonl import not_utf8
+from nmoe_core.sources.forms.encoding import HEAD_BYTES, encoding_of
 from nmoe_core.sources.records import (
     START,
     BadRecord,
@@ -97,16 +99,35 @@ class FilesBlock(Block):
                 payload = decompressed(stored, file.suffix)(limit + 1)
             if len(payload) > limit:
                 return BadRecord(row, file.where, f"more than {limit} bytes of text")
-            text, is_replaced = self.reading.decode(payload)
+            return self.record_of(row, file, payload)
         except TORN as error:
             return BadRecord(row, file.where, f"cannot be read to its end: {error}")
         except UnicodeDecodeError as error:
             return BadRecord(row, file.where, not_utf8(error))
-        return Record(row, f"{self.reading.source}/{file.name}:0", text, is_replaced)
+        except ValueError as error:
+            return BadRecord(row, file.where, str(error))
+        except SourceError as error:
+            if error.code != "E-SOURCE-ENCODING":
+                raise
+            return BadRecord(row, file.where, str(error))
+
+    def record_of(self, row: int, file: SourceFile, payload: bytes) -> Record | BadRecord:
+        """The document of a file with these bytes. Raises ValueError, or UnicodeDecodeError, if it
+        cannot be read."""
+        encoding = encoding_of(payload[:HEAD_BYTES], self.reading.encoding, file.where)
+        text, is_replaced = self.reading.decode(payload, encoding)
+        detected = encoding if self.reading.detects else ""
+        return Record(row, self.id_of(file), text, is_replaced, encoding=detected)
+
+    def id_of(self, file: SourceFile) -> str:
+        """The id of a file's document."""
+        return f"{self.reading.source}/{file.name}:0"
 
 
 class FilesSource(FileSource[FilesBlock]):
     """Text files as documents; the file name is the document id."""
+
+    block: type[FilesBlock] = FilesBlock
 
     def num_rows(self) -> int:
         """Number of files."""
@@ -128,6 +149,6 @@ class FilesSource(FileSource[FilesBlock]):
             if size_bytes >= BLOCK_BYTES or after == len(self.files):
                 here, end = (Position(file=row, row=row) for row in (first, after))
                 files = tuple(self.files[first:after])
-                yield FilesBlock(self.reading, here, end, size_bytes, files)
+                yield self.block(self.reading, here, end, size_bytes, files)
                 first = after
                 size_bytes = 0

@@ -14,14 +14,18 @@ KINDS: dict[str, SourceKind] = {
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".feather": "arrow",
-    ".csv": "jsonl",
-    ".tsv": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".html": "html",
+    ".htm": "html",
+    ".xhtml": "html",
+    ".warc": "warc",
+    ".wet": "wet",
     ".txt": "files",
     ".md": "files",
     ".rst": "files",
     ".tex": "files",
 }
-TABLES = (".csv", ".tsv")
 Split = Literal["train", "valid", "test"]
 EXPECTED = f"{', '.join(KINDS)}, also {', '.join(COMPRESSED)}"
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar")

@@ -14,7 +14,7 @@ from typing import Any
 
 from nmoe_core.base.errors import SourceError, one_line
 from nmoe_core.base.fingerprint import local_digest, sha256_json
-from nmoe_core.sources.columns import (
+from nmoe_core.sources.forms.columns import (
     ColumnsBlock,
     Group,
     Place,

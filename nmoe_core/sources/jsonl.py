@@ -6,15 +6,13 @@ lines count as rows but are not records. A last line without a newline counts; a
 an error that names the file. Memory: about 2 MiB per block, or one longer line of up to
 `max_record_bytes`; a longer line is not read further.
 
-Other forms are converted to JSON lines: a CSV or TSV file with a header, whose values are text; a
-file in UTF-16 with a byte order mark; and a file that is one JSON array, or one object over several
-lines. A JSON array or object is read as a whole, so the limit of a record applies to it.
+Other forms are converted to JSON lines: a file in another encoding, and a file that is one JSON
+array, or one object over several lines. An array is read item by item. With a chat template, the
+text is what the template makes of the list of messages in the text field.
 """
 
 import codecs
-import csv
 import io
-import json
 import mmap
 import re
 from collections.abc import Iterable, Iterator
@@ -28,6 +26,7 @@ import orjson
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import (
+    MARKED,
     as_object,
     encodable,
     id_of,
@@ -38,7 +37,10 @@ from nmoe_core.base.jsonl import (
     value_of,
 )
 from nmoe_core.sources.file_sources import BLOCK_BYTES, FileSource
-from nmoe_core.sources.formats import TABLES, suffixes
+from nmoe_core.sources.formats import kind_of
+from nmoe_core.sources.forms.arrays import json_items
+from nmoe_core.sources.forms.chat import renderer
+from nmoe_core.sources.forms.encoding import HEAD_BYTES, as_utf8, encoding_of
 from nmoe_core.sources.passthrough_columns import MISSING
 from nmoe_core.sources.records import (
     SAMPLED_RECORDS,
@@ -57,13 +59,13 @@ from nmoe_core.sources.storage import (
     SourceFile,
     decompressed,
     reader_of,
+    stream_of,
     torn,
 )
 
 _NEWLINE = 10
 _ONE_VALUE = re.compile(r"\s*(\[|\{\s*\n)")  # a line with a record never starts with these bytes
 _HEAD_BYTES = 2**16
-_DELIMITERS = ",;\t|"
 _SAMPLED_BLOCKS = 4
 _Payload = TypeVar("_Payload", bytes, memoryview)
 _MAX_DEPTH = 3  # maximum depth of field names to list in an error
@@ -75,6 +77,12 @@ class LinesBlock(Block):
 
     file: SourceFile
     payload: bytes | None = None
+    encoding: str = ""
+    """The encoding of the file, if it was detected."""
+
+    @property
+    def detected(self) -> str:
+        return self.encoding if self.start.line == 0 else ""
 
     def records(self) -> Iterator[Record | BadRecord]:
         """Parse each line; blank lines are not records but count as rows."""
@@ -143,6 +151,9 @@ class LinesBlock(Block):
         id_field = reading.id_field
         kept_fields = reading.kept
         replaces = reading.on_error == "replace"
+        render = None
+        if reading.chat_template is not None:
+            render = renderer(reading.chat_template, reading.source)
         own_id = id_field or "id"
         found = RecordColumns()
         rows = found.rows
@@ -161,9 +172,12 @@ class LinesBlock(Block):
                         continue
                     value, is_replaced = parse_json(raw, replace=replaces)
                 fields = value if type(value) is dict else as_object(value)
-                text = fields.get(text_field)
-                if type(text) is not str:
-                    text = text_of(fields, text_field)
+                if render is not None:
+                    text = render(value_of(fields, text_field))
+                else:
+                    text = fields.get(text_field)
+                    if type(text) is not str:
+                        text = text_of(fields, text_field)
                 id_ = fields.get(own_id)
                 if type(id_) is not str or not id_ or not id_.isascii():
                     place = f"{prefix}{start.line + i}"
@@ -225,19 +239,32 @@ class JsonlSource(FileSource[LinesBlock]):
             yield {path: text if isinstance(text, str) else None for path, text in texts.items()}
 
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[LinesBlock]:
+        if kind_of(file.name) == "csv":
+            raise SourceError(
+                "the file is a table, not JSON lines",
+                where=file.where,
+                do='set kind = "csv" for this source',
+                code="E-SOURCE-FORM",
+            )
         at = start
         limit = self.reading.max_record_bytes
-        for size_bytes, num_lines, stored_bytes, payload in _cut_file(file, start.offset, limit):
+        detected = ""
+        if self.reading.detects:
+            with file.open() as stored:
+                head = decompressed(stored, file.suffix)(HEAD_BYTES)
+            detected = encoding_of(head, self.reading.encoding, file.where)
+        pieces = _cut_file(file, detected or self.reading.encoding, start.offset, limit)
+        for size_bytes, num_lines, stored_bytes, payload in pieces:
             if size_bytes > limit:  # the block is one line that was not read to its end
                 raise self.reading.too_long(f"{file.where}:{at.line + 1}")
             moved = (at.offset + size_bytes, at.line + num_lines, at.row + num_lines)
             end = Position(at.file, *moved)
-            yield LinesBlock(self.reading, at, end, stored_bytes, file, payload)
+            yield LinesBlock(self.reading, at, end, stored_bytes, file, payload, detected)
             at = end
 
 
 def _cut_file(
-    file: SourceFile, offset: int, limit: int
+    file: SourceFile, encoding: str, offset: int, limit: int
 ) -> Iterator[tuple[int, int, int, bytes | None]]:
     """Size, number of lines, stored size and (if read here) bytes of each block, from a position
     on.
@@ -246,7 +273,7 @@ def _cut_file(
     """
     try:
         with file.open() as stored:
-            converted = _converted(file, stored, limit)
+            converted = _converted(file, stored, encoding, limit)
             read = converted or decompressed(stored, file.suffix)
             to_skip = offset
             by_worker = file.is_local and converted is None and file.suffix not in COMPRESSED
@@ -262,80 +289,33 @@ def _cut_file(
                     return
                 yield size_bytes, num_lines, stored.tell() - before, payload
                 before = stored.tell()
-    except (*TORN, csv.Error, UnicodeDecodeError) as error:
+    except (*TORN, UnicodeDecodeError) as error:
         raise torn(file.where, error) from error
 
 
-def _converted(file: SourceFile, stored: io.BufferedReader, limit: int) -> Read | None:
+def _converted(
+    file: SourceFile, stored: io.BufferedReader, encoding: str, limit: int
+) -> Read | None:
     """A function that reads another form as JSON lines in UTF-8; None if the file already has that
     form."""
-    head = decompressed(stored, file.suffix)(_HEAD_BYTES)
-    stored.seek(0)
-    encoding = marked_encoding(head)
-    first_lines = head.decode(encoding, "replace").removeprefix("\ufeff")
+    is_recoded = encoding not in ("utf-8", *MARKED)
+
+    def read_text() -> Read:
+        stored.seek(0)
+        read = decompressed(stored, file.suffix)
+        return reader_of(as_utf8(read, encoding, file.where)) if is_recoded else read
+
+    head = read_text()(_HEAD_BYTES)
+    marked = "utf-8" if is_recoded else marked_encoding(head)
+    first_lines = head.decode(marked, "replace").removeprefix("\ufeff")
+    read = read_text()
     is_value = _ONE_VALUE.match(first_lines)
-    is_table = suffixes(file.name)[0].lower() in TABLES
-    if encoding == "utf-8" and not is_value and not is_table:
-        return None
-    stream = io.BufferedReader(_Stream(decompressed(stored, file.suffix)))
-    encoding = encoding.replace("utf-8", "utf-8-sig")  # skips a byte order mark
+    if not is_value and marked == "utf-8":
+        return read if is_recoded else None
+    opened = marked.replace("utf-8", "utf-8-sig")  # skips a byte order mark
     # Invalid bytes are passed through, so that the error belongs to their line.
-    text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
-    if is_table:
-        return reader_of(map(_bytes, _rows(text, first_lines, limit)))
-    return reader_of(_items(text, limit, file.where) if is_value else map(_bytes, text))
-
-
-class _Stream(io.RawIOBase):
-    """A stream of the bytes that `read` returns."""
-
-    def __init__(self, read: Read) -> None:
-        self._read = read
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        payload = self._read(len(buffer))
-        buffer[: len(payload)] = payload
-        return len(payload)
-
-
-def _rows(text: io.TextIOWrapper, first_lines: str, limit: int) -> Iterator[str]:
-    """The rows of a table with a header as JSON lines; a row of a different length becomes a
-    list."""
-    csv.field_size_limit(limit)  # the library refuses more than 128 KiB by default
-    header = first_lines.partition("\n")[0]
-    rows = csv.reader(text, delimiter=max(_DELIMITERS, key=header.count), strict=True)
-    names = next(rows, [])
-    for row in rows:
-        value = dict(zip(names, row)) if len(row) == len(names) else row
-        yield json.dumps(value, ensure_ascii=False) + "\n" if row else "\n"
-
-
-def _items(text: io.TextIOWrapper, limit: int, where: str) -> Iterator[bytes]:
-    """The items of a JSON array, or one JSON object, as lines; other content is passed through as
-    lines."""
-    payload = _bytes(text.read(limit + 1))
-    if len(payload) > limit:
-        raise SourceError(
-            "file is one JSON value, which must fit in memory, and it is too long",
-            where=where,
-            expected=f"at most {limit // 2**20} MiB",
-            do="convert it to JSON lines, or raise max_record_mb of this source",
-            code="E-SOURCE-RECORD",
-        )
-    try:
-        value, _ = parse_json(payload)
-    except ValueError:
-        yield payload
-        return
-    for item in value if isinstance(value, list) else [value]:
-        try:
-            line = json.dumps(item).encode()
-        except RecursionError:
-            line = b'"nested too deep"'  # a bad record
-        yield line + b"\n"
+    text = io.TextIOWrapper(stream_of(read), opened, "surrogateescape", newline="")
+    return reader_of(map(_bytes, json_items(text, limit, file.where) if is_value else text))
 
 
 def _bytes(text: str) -> bytes:

@@ -11,11 +11,23 @@ from typing import Any
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.file_sources import FileSource, FilesSource
+from nmoe_core.sources.forms.tables import CsvSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files, sample_files
 from nmoe_core.sources.records import Rows, Source, Split
 from nmoe_core.sources.spec import SourceSpec, SplitExpression
 from nmoe_core.sources.storage import SourceFile
+from nmoe_core.sources.web.html import HtmlSource
+from nmoe_core.sources.web.warc import WarcSource, WetSource
+
+_SOURCES: dict[str, type[FileSource[Any]]] = {
+    "jsonl": JsonlSource,
+    "csv": CsvSource,
+    "files": FilesSource,
+    "html": HtmlSource,
+    "warc": WarcSource,
+    "wet": WetSource,
+}
 
 
 def open_source(spec: SourceSpec, base: Path, split: str) -> Split:
@@ -81,17 +93,15 @@ def refuse_unnamed(specs: Iterable[SourceSpec], where: object) -> None:
 
 def file_source(spec: SourceSpec, files: Sequence[SourceFile]) -> FileSource[Any]:
     """A source of these files, of the kind of `spec`, which must not be huggingface."""
-    if spec.kind == "jsonl":
-        return JsonlSource(spec.reading, files)
     if spec.kind == "parquet":
-        from nmoe_core.sources.arrow import ParquetSource
+        from nmoe_core.sources.forms.arrow import ParquetSource
 
         return ParquetSource(spec.reading, files)
     if spec.kind == "arrow":
-        from nmoe_core.sources.arrow import ArrowSource
+        from nmoe_core.sources.forms.arrow import ArrowSource
 
         return ArrowSource(spec.reading, files)
-    return FilesSource(spec.reading, files)
+    return _SOURCES[spec.kind](spec.reading, files)
 
 
 def _expression(spec: SourceSpec, split: str) -> SplitExpression:

@@ -20,6 +20,17 @@ OnError = Literal["fail", "skip", "replace"]
 DEFAULT_MAX_RECORD_MB = 256
 
 
+class TableForm(NamedTuple):
+    """How the files of a table are written."""
+
+    delimiter: str | None = None
+    """None: a tab for `.tsv`, else a comma."""
+    quote: str = '"'
+    """Empty: quotes are ordinary text."""
+    names: tuple[str, ...] = ()
+    """Names of the columns; empty: the first row has them."""
+
+
 class Reading(NamedTuple):
     """Reading settings of a source's records."""
 
@@ -33,11 +44,29 @@ class Reading(NamedTuple):
     """Limit for a line, cell or text file; a longer one is never read into memory as a whole."""
     kept: tuple[str, ...] = ()
     """Passthrough columns: other fields to store; dots separate nested names."""
+    encoding: str = "utf-8"
+    """Encoding of files that have no byte order mark; `detect`: found for each file."""
+    chat_template: str | None = None
+    """Renders the text field, which is then a list of messages."""
+    table: TableForm = TableForm()
 
     @property
     def digest(self) -> str:
         """Digest of the settings that determine the document of a record."""
-        return sha256_json([self.source, self.text_field, self.id_field, self.on_error])
+        settings = [self.source, self.text_field, self.id_field, self.on_error]
+        more = [self.encoding, self.chat_template, self.table]
+        default = ["utf-8", None, TableForm()]
+        return sha256_json(settings if more == default else settings + more)
+
+    @property
+    def detects(self) -> bool:
+        """Whether the encoding of each file is detected."""
+        return self.encoding == "detect"
+
+    @property
+    def replaces(self) -> str:
+        """What decoders do with bytes that do not belong to the encoding."""
+        return "replace" if self.on_error == "replace" else "strict"
 
     @property
     def columns(self) -> list[str]:
@@ -45,11 +74,11 @@ class Reading(NamedTuple):
         ids = () if self.id_field is None else (self.id_field,)
         return [self.text_field, *ids, *self.kept]
 
-    def decode(self, payload: bytes) -> tuple[str, bool]:
-        """The text, and whether invalid bytes were replaced. The encoding is UTF-8 unless a byte
-        order mark says otherwise. Raises UnicodeDecodeError if bytes are invalid and `on_error` is
-        not `replace`."""
-        encoding = marked_encoding(payload)
+    def decode(self, payload: bytes, encoding: str | None = None) -> tuple[str, bool]:
+        """The text, and whether invalid bytes were replaced. Without `encoding`, it is UTF-8 unless
+        a byte order mark says otherwise. Raises UnicodeDecodeError if bytes are invalid and
+        `on_error` is not `replace`."""
+        encoding = encoding or marked_encoding(payload)
         try:
             return payload.decode(encoding), False
         except UnicodeDecodeError:
@@ -71,6 +100,8 @@ class Reading(NamedTuple):
 Sample = Mapping[str, str | None]
 """The fields of a record, by dotted name: the text of a field, or None if it is not text."""
 SAMPLED_RECORDS = 50  # per file
+WARC_FIELDS = ("url", "domain", "warc_date", "content_type", "record_id")
+"""The fields of records of web archives."""
 
 
 class Position(NamedTuple):
@@ -100,6 +131,8 @@ class Record(NamedTuple):
     """Values of the passthrough fields, unless the block has them as columns."""
     is_placed: bool = False
     """Whether the id is generated from the position of a line."""
+    encoding: str = ""
+    """The detected encoding of its file, if the record is a whole file."""
 
 
 class BadRecord(NamedTuple):
@@ -108,6 +141,9 @@ class BadRecord(NamedTuple):
     row: int
     where: str
     reason: str
+    is_skipped: bool = False
+    """Whether the source leaves it out by a rule, such as a page that is not HTML: it is counted by
+    its reason, and is no fault of the source."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.reason}"
@@ -165,6 +201,12 @@ class Block(ABC):
     """Position of the next block."""
     size_bytes: int
     """The block's share of the source's `size_bytes()`."""
+
+    @property
+    def detected(self) -> str:
+        """The detected encoding of the file that starts with this block; empty if the encoding was
+        not detected, or the block is not the first of its file."""
+        return ""
 
     @abstractmethod
     def records(self) -> Iterator[Record | BadRecord]:

@@ -15,12 +15,23 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.strict import StrictModel
 from nmoe_core.config.attributes import ColumnNames
-from nmoe_core.sources.records import DEFAULT_MAX_RECORD_MB, OnError, Reading
+from nmoe_core.sources.forms.chat import TEMPLATES, is_template
+from nmoe_core.sources.forms.encoding import DETECT, canonical
+from nmoe_core.sources.records import (
+    DEFAULT_MAX_RECORD_MB,
+    WARC_FIELDS,
+    OnError,
+    Reading,
+    TableForm,
+)
+from nmoe_core.sources.web.pages import extraction
 
 _BOUND = r"-?[0-9](?:_?[0-9]){0,17}%?"
 _SPLIT = re.compile(rf"(\w[\w.-]*)(?:\[({_BOUND})?:({_BOUND})?\])?", re.ASCII)
 
-SourceKind = Literal["huggingface", "jsonl", "parquet", "arrow", "files"]
+SourceKind = Literal[
+    "huggingface", "jsonl", "csv", "parquet", "arrow", "files", "html", "warc", "wet"
+]
 _NOT_OF_DATASETS = {
     "paths": "hf_dataset and hf_data_files",
     "valid_paths": "hf_valid_split",
@@ -30,7 +41,22 @@ _NOT_OF_DATASETS = {
     "sample_mb": None,
     "sample_seed": None,
     "max_record_mb": None,
+    "encoding": None,
+    "chat_template": None,
+    "csv_delimiter": None,
+    "csv_quote": None,
+    "csv_names": None,
 }
+# Keys that only some kinds of files take.
+_KINDS_OF: dict[str, tuple[SourceKind, ...]] = {
+    "encoding": ("jsonl", "csv", "files", "html", "warc"),
+    "chat_template": ("jsonl",),
+    "csv_delimiter": ("csv",),
+    "csv_quote": ("csv",),
+    "csv_names": ("csv",),
+}
+_WITHOUT_FIELDS = ("files", "html")
+_OF_PAGES = ("html", "warc", "wet")  # they have no field of text, and their own ids
 _NOT_OF_FILES = {
     "hf_dataset": "paths",
     "hf_data_files": "paths",
@@ -123,8 +149,8 @@ class SourceSpec(StrictModel):
     sample_seed: int = 42
     text_field: str = Field(default="text", min_length=1)
     id_field: str | None = Field(default=None, min_length=1)
-    """Field of the document ids. Default: the field `id` of JSON lines if present, else row
-    numbers."""
+    """Field of the document ids. Default: the field `id` of JSON lines and tables if present, else
+    row numbers."""
     columns: ColumnNames | None = None
     """Other fields to store with the documents. Default: the columns of [attributes]."""
     on_error: OnError = "fail"
@@ -136,6 +162,18 @@ class SourceSpec(StrictModel):
     max_record_mb: int = Field(default=DEFAULT_MAX_RECORD_MB, ge=2, le=10**6)
     """Maximum size of a line or text file, in MiB."""
     allow_overlap: bool = False
+    encoding: str = "utf-8"
+    """Encoding of the files (jsonl, csv, files), or of pages that declare none (html, warc).
+    `detect`: found for each file. A byte order mark decides before `utf-8` and `detect`."""
+    chat_template: str | None = None
+    """`chatml`, `plain`, or the text of a Jinja template that makes a text of `messages`, the list
+    in text_field (jsonl)."""
+    csv_delimiter: str | None = Field(default=None, min_length=1, max_length=1)
+    """Character between values (csv). Default: a tab for .tsv, else a comma."""
+    csv_quote: str = Field(default='"', max_length=1)
+    """Character around values with delimiters or line ends; empty: quotes are text (csv)."""
+    csv_names: tuple[str, ...] = ()
+    """Names of the columns of files without a header (csv)."""
 
     @field_validator("split", "valid_split", "hf_split", "hf_valid_split")
     @classmethod
@@ -146,6 +184,19 @@ class SourceSpec(StrictModel):
             raise ValueError(str(error)) from error
         return value
 
+    @field_validator("encoding")
+    @classmethod
+    def _is_encoding(cls, value: str) -> str:
+        return canonical(value)
+
+    @field_validator("chat_template")
+    @classmethod
+    def _is_template(cls, value: str | None) -> str | None:
+        if value is not None and not is_template(value):
+            names = ", ".join(TEMPLATES)
+            raise ValueError(f"no chat template is called {value[:40]!r}: use {names}, or a text")
+        return value
+
     @model_validator(mode="after")
     def _has_keys_of_its_kind(self) -> Self:
         foreign = _NOT_OF_DATASETS if self.kind == "huggingface" else _NOT_OF_FILES
@@ -153,8 +204,16 @@ class SourceSpec(StrictModel):
             if key in self.model_fields_set:
                 takes = f"takes {instead}, not {key}" if instead else f"does not take {key}"
                 raise ValueError(f"source {self.id!r} of kind {self.kind} {takes}")
-        if self.kind == "files" and self.columns:
-            raise ValueError(f"source {self.id!r} of kind files does not take columns")
+        for key, kinds in _KINDS_OF.items():
+            if key in self.model_fields_set and self.kind not in kinds:
+                raise ValueError(f"source {self.id!r} of kind {self.kind} does not take {key}")
+        if self.kind in _WITHOUT_FIELDS and self.columns:
+            raise ValueError(f"source {self.id!r} of kind {self.kind} does not take columns")
+        if self.kind in _OF_PAGES and self.model_fields_set & {"text_field", "id_field"}:
+            raise ValueError(f"source {self.id!r} of kind {self.kind} has no text_field, id_field")
+        absent = [name for name in self.columns or () if name not in WARC_FIELDS]
+        if self.kind in ("warc", "wet") and absent:
+            raise ValueError(f"source {self.id!r} has no column {absent[0]!r}, but {WARC_FIELDS}")
         if self.valid_paths and self.valid_split:
             raise ValueError(f"source {self.id!r} takes valid_paths or valid_split, not both")
         if self.kind != "huggingface" and not self.paths:
@@ -166,12 +225,15 @@ class SourceSpec(StrictModel):
         """Reading settings for the records."""
         limit = self.max_record_mb * 2**20
         kept = self.columns or ()
-        return Reading(self.id, self.text_field, self.id_field, self.on_error, limit, kept)
+        form = TableForm(self.csv_delimiter, self.csv_quote, self.csv_names)
+        names = (self.id, self.text_field, self.id_field, self.on_error)
+        return Reading(*names, limit, kept, self.encoding, self.chat_template, form)
 
     def with_columns(self, columns: tuple[str, ...]) -> "SourceSpec":
         """The same source with these passthrough columns, unless the source sets its own columns.
-        Text files have no columns."""
-        kept = columns if self.columns is None and self.kind != "files" else self.columns or ()
+        Text files and pages have no columns."""
+        takes = self.columns is None and self.kind not in _WITHOUT_FIELDS
+        kept = columns if takes else self.columns or ()
         return self.model_copy(update={"columns": kept})
 
     def split_expression(self, split: str) -> SplitExpression | None:
@@ -188,4 +250,11 @@ class SourceSpec(StrictModel):
         others |= {"hf_streaming", "follow_links"}
         if split == "train" or not self.valid_paths:
             others |= {"valid_paths"}
-        return sha256_json([split, self.model_dump(exclude=others)])
+        keys = self.model_dump(exclude=others | _KINDS_OF.keys())
+        keys |= self.model_dump(include={*_KINDS_OF}, exclude_defaults=True)
+        methods = [split, keys]
+        if self.kind in ("html", "warc") or self.encoding == DETECT:  # by the same package
+            methods.append(extraction())
+        if self.chat_template is not None:
+            methods.append(TEMPLATES.get(self.chat_template, ""))
+        return sha256_json(methods)

@@ -30,6 +30,7 @@ from nmoe_core.base.fingerprint import local_digest
 from nmoe_core.base.jsonl import COMPRESSED as COMPRESSED
 
 _READ_BYTES = 4 * 2**20
+_STREAM_BYTES = 2**16
 Read = Callable[[int], bytes]  # a read function; its argument is the maximum number of bytes
 # Errors that reading a damaged stream raises.
 TORN = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
@@ -239,6 +240,26 @@ def reader_of(pieces: Iterator[bytes]) -> Read:
         return b"".join(parts)
 
     return read
+
+
+class _Stream(io.RawIOBase):
+    """A stream of the bytes that `read` returns."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        payload = self._read(len(buffer))
+        buffer[: len(payload)] = payload
+        return len(payload)
+
+
+def stream_of(read: Read) -> io.BufferedReader:
+    """A stream that cannot seek, of the bytes that `read` returns."""
+    return io.BufferedReader(_Stream(read), _STREAM_BYTES)
 
 
 @contextmanager

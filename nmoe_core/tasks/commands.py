@@ -61,6 +61,7 @@ def make_split(
         "bad_records": report.outcomes["bad"],
         "bad_examples": report.bad_examples,
         "replaced_records": report.num_replaced,
+        **{what: dict(sorted(counts.items())) for what, counts in report.notes.items()},
         "shards_made": len(report.made),
         "shards_kept": len(report.skipped),
         "documents_tokenized": report.documents_tokenized,

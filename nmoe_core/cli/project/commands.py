@@ -197,6 +197,8 @@ def _show_project(facts: dict[str, Any]) -> None:
         print("tokens and tokenizing time are estimated from a sample;", end=" ")
         print("languages: the share of documents per language")
     for one in facts["sources"]:
+        for reason, count in one["skipped"].items():
+            print(f"{one['source']}: left out: {count:,} {reason}")
         if one["unreadable"]:
             print(f"{one['source']}: unreadable records: {one['unreadable']:,}", end="")
             print(f", such as {one['first_unreadable']}")

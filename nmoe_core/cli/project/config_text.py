@@ -8,6 +8,7 @@ from nmoe_core.base.errors import printable
 from nmoe_core.base.jsonl import encodable
 from nmoe_core.cli.project.survey import Survey
 from nmoe_core.sources.discover import OUTPUT
+from nmoe_core.sources.records import WARC_FIELDS
 
 NAME = "own"  # name of the mixture and of the flow
 TRAINED_SHARE = 0.25
@@ -200,10 +201,13 @@ def source_text(found: Survey, mixture: str = NAME) -> str:
     lines.append(f"[[mixtures.{key}.sources]]")
     table = {"id": spec.id, "tokens_b": _billions(found.tokens or _FIRST_TOKENS)}
     table |= spec.model_dump(exclude_defaults=True, exclude={"id", "tokens_b", "columns"})
-    if spec.kind not in ("huggingface", "files"):
+    if spec.kind in ("warc", "wet"):
+        table["columns"] = WARC_FIELDS
+    elif spec.kind not in ("huggingface", "files", "html"):
         table["text_field"] = spec.text_field
     lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
-    if others := [name for name in found.fields if name not in (spec.text_field, "id")]:
+    fields = () if "columns" in table else found.fields
+    if others := [name for name in fields if name not in (spec.text_field, "id")]:
         lines.append(f"# columns = {_toml(others)}   # fields to keep beside the documents")
     return encodable("\n".join(lines) + "\n")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from nmoe_core.base.errors import NmoeError, SourceError
 from nmoe_core.base.jsonl import encodable
-from nmoe_core.cli.project.fields import by_text_field, no_text, with_text_field
+from nmoe_core.cli.project.fields import by_delimiter, by_text_field, no_text, with_text_field
 from nmoe_core.cli.project.patterns import with_paths
 from nmoe_core.labels.oracles.heuristic import refusal
 from nmoe_core.sources.discover import InputFile, Inputs
@@ -47,6 +47,8 @@ class Survey:
     unreadable: int = 0
     """Number of records without readable text; `first_unreadable` is an example."""
     first_unreadable: str | None = None
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Records that were read and are left out by rule, by reason."""
     tokens: int | None = None
     seconds: float | None = None
     languages: dict[str, float] = field(default_factory=dict)
@@ -70,6 +72,7 @@ class Survey:
         shares = {name: round(share, 4) for name, share in self.languages.items()}
         problem = None if self.problem is None else self.problem.line()
         own = {"source": self.spec.id, "kind": self.spec.kind, "text_field": self.spec.text_field}
+        own |= {"skipped": dict(self.skipped.most_common())}
         return own | facts | {"languages": shares, "problem": problem}
 
 
@@ -82,7 +85,8 @@ def survey_all(inputs: Inputs, base: Path, workers: int) -> list[Survey]:
         if not ours or spec.kind == "huggingface":
             found.append(_survey(spec, [], base, workers))
             continue
-        parts = list(by_text_field(spec, inputs.files, base))
+        forms = list(by_delimiter(spec, inputs.files))
+        parts = [part for form in forms for part in by_text_field(form, inputs.files, base)]
         found += [_survey(part, inputs.files, base, workers) for part in parts]
         if not parts:
             where = ours[0].name if len(ours) == 1 else f"{ours[0].name} and {len(ours) - 1} more"
@@ -146,6 +150,9 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
     blocks = _blocks(source, ours)
     for block in blocks:
         for record in block.records():
+            if isinstance(record, BadRecord) and record.is_skipped:
+                found.skipped[record.reason] += 1
+                continue
             if isinstance(record, BadRecord):
                 found.unreadable += 1
                 found.first_unreadable = found.first_unreadable or str(record)
@@ -160,7 +167,8 @@ def _read(found: Survey, source: Source, ours: Mapping[Path, InputFile], workers
                 stride = 2 * stride
                 sample = sample[::2]
         num_bytes += block.size_bytes
-        if num_chars >= _MOST_CHARS or num_documents + found.unreadable >= _MOST_RECORDS:
+        num_records = num_documents + found.unreadable + found.skipped.total()
+        if num_chars >= _MOST_CHARS or num_records >= _MOST_RECORDS:
             break
     found.is_whole = next(blocks, None) is None
     if not num_documents:

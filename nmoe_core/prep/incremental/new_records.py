@@ -4,6 +4,7 @@ A JSON line without passthrough columns is recognised by its bytes, without pars
 are recognised by id and raw text.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,16 @@ from nmoe_core.sources.file_sources import BLOCK_BYTES
 from nmoe_core.sources.jsonl import LinesBlock
 from nmoe_core.sources.passthrough_columns import Kept
 from nmoe_core.sources.records import BadRecord, Block, Record, RecordColumns, Rows
+
+
+class Note(NamedTuple):
+    """A fact about a record that prep counts."""
+
+    row: int
+    what: str
+    """`skipped_records`, or `file_encodings`."""
+    name: str
+    """The reason why the record is left out, or the detected encoding."""
 
 
 class BlockRecords(NamedTuple):
@@ -27,6 +38,7 @@ class BlockRecords(NamedTuple):
     """Passthrough columns of all records of the block, including records that are copied whole."""
     match: LineMatch | None = None
     """Documents of the block that are copied whole."""
+    notes: tuple[Note, ...] = ()
 
 
 def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockRecords:
@@ -43,6 +55,7 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
         wanted = [i for i, record in enumerate(records) if record.row in rows]
         records = [records[i] for i in wanted]
         kept = kept and kept.take(wanted)
+    notes = (*_notes(block, records),)
     keys = _record_keys(records)
     if known is not None and known.has_lines:
         match = known.find_lines(keys)
@@ -51,7 +64,18 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
         match = match._replace(lines=row_numbers[match.lines] - block.start.row)
         records = [records[i] for i in new.tolist()]
         keys = keys[new]
-    return BlockRecords(RecordColumns.of(records), keys, kept, match)
+    return BlockRecords(RecordColumns.of(records), keys, kept, match, notes)
+
+
+def _notes(block: Block, records: Iterable[Record | BadRecord] = ()) -> Iterator[Note]:
+    if block.detected:
+        yield Note(block.start.row, "file_encodings", block.detected)
+    for record in records:
+        if isinstance(record, Record):
+            if record.encoding:
+                yield Note(record.row, "file_encodings", record.encoding)
+        elif record.is_skipped:
+            yield Note(record.row, "skipped_records", record.reason)
 
 
 def _read_lines(
@@ -73,7 +97,7 @@ def _read_lines(
     keys[records.placed] = placed_keys(keys[records.placed], places)
     # known lines are not counted, but records with replaced bytes must be counted
     keys[records.replaced] = 0
-    return BlockRecords(records, keys, match=match)
+    return BlockRecords(records, keys, match=match, notes=(*_notes(block),))
 
 
 def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> LineMatch:

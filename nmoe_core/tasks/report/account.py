@@ -118,6 +118,8 @@ def _source_lines(
     yield Line("held out for validation", "documents", "out", held_out)
     yield Line("records of training", "documents", "total", records)
     yield Line("cannot be read", "documents", "out", read.of_source("bad_records"))
+    for reason, count in read.skipped().items():
+        yield Line(reason, "documents", "out", count)
     yield Line("empty", "documents", "out", read.of_shards("empty_documents"))
     yield Line("too short", "documents", "out", read.of_shards("filtered_documents"))
     yield Line("further parts of long records", "documents", "in", read.of_shards("further_parts"))
@@ -152,6 +154,10 @@ class _Read:
         """A count of the whole split; each shard records the same number."""
         counts = self._counts(key)
         return max(counts) if counts else None
+
+    def skipped(self) -> dict[str, int]:
+        """Records that the source leaves out by rule, by reason."""
+        return self.infos[0].get("skipped_records", {}) if self.infos else {}
 
     def _counts(self, key: str) -> list[int]:
         """The count of each shard; empty unless all shards have it."""

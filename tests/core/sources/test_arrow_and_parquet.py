@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.sources.arrow import ArrowSource, ParquetSource
+from nmoe_core.sources.forms.arrow import ArrowSource, ParquetSource
 from nmoe_core.sources.records import BadRecord, Reading, Record
 from nmoe_core.sources.storage import SourceFile
 from tests.conftest import Mutations
@@ -167,8 +167,8 @@ def test_reading_resumes_at_the_end_of_any_block(
     for name in "ab":
         _write(directory / name, pa.table({"text": pa.array(texts, pa.string())}), kind, rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nmoe_core.sources.columns.BLOCK_BYTES", block_bytes)
-        patch.setattr("nmoe_core.sources.arrow.BLOCK_BYTES", block_bytes)
+        patch.setattr("nmoe_core.sources.forms.columns.BLOCK_BYTES", block_bytes)
+        patch.setattr("nmoe_core.sources.forms.arrow.BLOCK_BYTES", block_bytes)
         source = _source(kind, directory / "a", directory / "b")
         whole = spans(source)
         for i in range(0, len(whole), 5):

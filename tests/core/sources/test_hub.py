@@ -155,7 +155,7 @@ def test_reading_resumes_at_the_end_of_any_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     monkeypatch.setattr("nmoe_core.sources.hub._BATCH_ROWS", 16)
-    monkeypatch.setattr("nmoe_core.sources.columns.BLOCK_BYTES", 200)
+    monkeypatch.setattr("nmoe_core.sources.forms.columns.BLOCK_BYTES", 200)
     whole = datasets.Dataset.from_dict({"text": [f"text {i} " + "x" * i for i in range(60)]})
     if form == "save_to_disk":
         whole.save_to_disk(str(tmp_path / "hub"))

@@ -82,7 +82,7 @@ def test_a_line_is_a_text_or_says_why_it_is_none(tmp_path: Path, line: bytes, fo
 def test_an_item_of_an_array_that_is_nested_too_deep_is_a_bad_record(tmp_path: Path) -> None:
     deep = b"[" * 1000 + b"]" * 1000
     found = records(_source(tmp_path, b'[{"text": "a"}, ' + deep + b', {"text": "b"}]'))
-    assert list(map(outcome, found)) == ["a", "not a JSON object but str", "b"]
+    assert list(map(outcome, found)) == ["a", "not a JSON object but list", "b"]
 
 
 def test_ids_come_from_the_record_or_from_its_place_and_a_byte_order_mark_is_skipped(

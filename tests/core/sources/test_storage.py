@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.sources.arrow import ParquetSource
+from nmoe_core.sources.forms.arrow import ParquetSource
 from nmoe_core.sources.paths import find_files
 from nmoe_core.sources.records import Reading
 from nmoe_core.sources.storage import SourceFile

@@ -22,8 +22,9 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.sources.open import open_source
-from nmoe_core.sources.records import BadRecord
+from nmoe_core.sources.records import WARC_FIELDS, BadRecord
 from nmoe_core.sources.spec import SourceSpec
+from tests.core.sources.archives import archive, conversion, page, response, text_of
 from tests.refusals import refused_line
 
 TEXTS = [f"Note {i}: a short note about rivers, größere Hügel and “hills”. " * 5 for i in range(40)]
@@ -121,6 +122,49 @@ def test_every_form_of_records_is_read_and_its_text_is_found(
     assert list(read().values()) == [TEXTS]
 
 
+def test_every_kind_of_file_in_a_directory_becomes_a_source_of_its_kind(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(here / "crawl-0.warc.gz", archive([response(f"http://a/{i}", page(i)) for i in range(5)]))
+    os.rename(here / "crawl-0.warc.gz", here / "crawl-0.warc")
+    put(here / "texts.warc.wet.gz", gzip.compress(archive([conversion("http://a/", b"a text")])))
+    put(here / "pages" / "a.html", page(1))
+    put(here / "pages" / "b.HTM.xz", lzma.compress(page(2)))
+    put(here / "pages" / "old.html", "<p>ein Café über dem Fluß</p>".encode("cp1252"))
+    put(here / "semicolon-1.csv", "title;body\n" + "".join(f"t;{text}\n" for text in TEXTS))
+    put(here / "semicolon-2.csv", CSV)
+    chat = {"messages": [{"role": "user", "content": "What is a delta?"}]}
+    put(here / "chat.jsonl", json.dumps(chat) + "\n")
+    put(here / "other.jsonl", json.dumps({"conversations": [{"from": "human", "value": "a"}]}))
+    put(here / "torn.warc", archive([response("http://a/", page(1))])[:-9])
+    facts = init(capsys)
+    kinds = {one["source"]: one["kind"] for one in facts["sources"] if one["problem"] is None}
+    assert kinds == {
+        "chat": "jsonl",
+        "crawl": "warc",
+        "semicolon": "csv",
+        "semicolon_csv": "csv",
+        "texts_warc": "wet",
+        "pages": "html",
+    }
+    found = read()
+    assert found["crawl"] == [text_of(i) for i in range(5)]
+    assert found["pages"] == [text_of(1), text_of(2)]
+    assert found["texts_warc"] == ["a text"]
+    assert found["chat"] == ["<|im_start|>user\nWhat is a delta?<|im_end|>\n"]
+    assert found["semicolon"] == found["semicolon_csv"] == TEXTS
+    specs = {plan.name: plan.spec for plan in run_sources(Run("nmoe.toml"))}
+    assert specs["semicolon"].csv_delimiter == ";"
+    assert specs["semicolon_csv"].csv_delimiter is None
+    assert specs["crawl"].columns == WARC_FIELDS
+    assert specs["chat"].chat_template == "chatml"
+    said = {name: row["reason"] for name, row in facts["rows"].items() if row["reason"]}
+    assert "Windows-1252" in said["pages/old.html"]
+    assert "message 1 has no role" in said["other.jsonl"]
+    assert "damaged web archive" in said["torn.warc"]
+    assert facts["sources"][1]["skipped"] == {"warcinfo records": 1}
+
+
 def test_quoted_line_ends_are_text_and_odd_rows_of_a_table_are_bad_records(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,7 +200,7 @@ def test_an_array_is_one_record_an_item_wherever_the_reading_starts(here: Path) 
         (LINES.encode("utf-16-le"), "UTF-16"),
         (b'{"name": "x", "version": "1.0"}', "one JSON object"),
         (json.dumps({"description": TEXTS[0], "name": "x"}, indent=2).encode(), "one JSON object"),
-        (b'{"messages": [{"role": "user"}], "meta": {"set": "A b"}}\n' * 2, "chats"),
+        (b'{"messages": [{"role": "user"}], "meta": {"set": "A b"}}\n' * 2, "message 1"),
         (b'{"n": 1, "url": "http://a.example/b"}\n' * 3, "no text field; found n, url"),
         (b"", "empty"),
         (b"\n\n", "no records"),
@@ -190,7 +234,7 @@ def test_each_kind_of_file_is_taken_or_left_out_with_its_reason(
     put(here / "texts" / "bad.txt", TEXTS[3].encode("cp1252"))
     put(here / "texts" / os.fsdecode(b"\xff.txt"), TEXTS[4])
     put(here / os.fsdecode(b"\xfe.txt"), TEXTS[5])
-    put(here / "page.html", "<p>")
+    put(here / "page.docx", "<p>")
     put(here / "all.tar.gz", b"x")
     put(here / "notes", "x")
     put(here / "package.json", '{"description": "some words about a package"}')
@@ -212,7 +256,7 @@ def test_each_kind_of_file_is_taken_or_left_out_with_its_reason(
         "data/none.parquet": "empty",
         "texts/bad.txt": "not UTF-8 at b",
         "\\xfe.txt": "its name is no",
-        "page.html": "format .html i",
+        "page.docx": "format .docx i",
         "all.tar.gz": "an archive (.t",
         "notes": "the name has n",
         "package.json": "one JSON objec",
@@ -232,7 +276,7 @@ def test_each_kind_of_file_is_taken_or_left_out_with_its_reason(
     }
     found = read()
     counts = {name: len(texts) for name, texts in found.items()}
-    assert counts == {"data": 80, "looped": 2, "texts": 4}
+    assert counts == {"data": 40, "data_csv": 40, "looped": 2, "texts": 4}
     assert sorted(found["texts"]) == sorted(TEXTS[i] for i in (0, 1, 2, 4))
     assert main(["prep-mixture", "--dry-run"]) == 0
 
@@ -423,14 +467,14 @@ def test_a_listing_names_what_is_not_trained_on_and_adds_up(
 ) -> None:
     put(here / "a.jsonl", LINES + "no record\n")
     put(here / "test.jsonl")
-    put(here / "page.html", "<p>")
+    put(here / "page.docx", "<p>")
     assert main(["init"]) == 0
     said = capsys.readouterr().out
-    sizes = [(here / name).stat().st_size for name in ("a.jsonl", "test.jsonl", "page.html")]
+    sizes = [(here / name).stat().st_size for name in ("a.jsonl", "test.jsonl", "page.docx")]
     assert f"seen 3 ({sum(sizes):,} bytes) = taken 1 ({sizes[0]:,} bytes)" in said
     assert f"held out 1 ({sizes[1]:,} bytes) + left out 1 ({sizes[2]:,} bytes)" in said
     assert "a: unreadable records: 1, such as" in said
-    assert "format .html is not supported" in said
+    assert "format .docx is not supported" in said
 
 
 def test_sources_take_files_of_a_valid_split_or_a_part_of_train_but_not_both() -> None:

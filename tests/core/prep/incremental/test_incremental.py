@@ -10,7 +10,7 @@ import pytest
 
 from loader.files.checksummed_json import sealed
 from loader.files.format import load_manifest
-from nmoe_core.sources.arrow import ParquetSource
+from nmoe_core.sources.forms.arrow import ParquetSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.storage import SourceFile
 from nmoe_core.text.normalise import normalize_batch

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 from loader.files.regular import regular
 from nmoe_core.base.errors import SourceError, one_line
-from nmoe_core.sources.columns import (
+from nmoe_core.sources.file_sources import FileSource
+from nmoe_core.sources.forms.columns import (
     BLOCK_BYTES,
     MAX_BLOCK_ROWS,
     ColumnsBlock,
@@ -27,7 +28,6 @@ from nmoe_core.sources.columns import (
     find_field,
     longest_shared,
 )
-from nmoe_core.sources.file_sources import FileSource
 from nmoe_core.sources.records import SAMPLED_RECORDS, Position, Reading, Sample
 from nmoe_core.sources.storage import SourceFile
 

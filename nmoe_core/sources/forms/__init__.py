@@ -1,0 +1,1 @@
+"""Forms of files: encodings, JSON arrays, chats, tables of text, and columns of Arrow."""
