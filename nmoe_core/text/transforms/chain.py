@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import ConfigError
@@ -32,7 +33,12 @@ class Kind(NamedTuple):
         return getattr(import_module(f"nmoe_core.text.transforms.{self.module}"), self.name)(table)
 
 
-KINDS = {"base64_blobs": Kind("base64_blobs/1", "base64_blobs", "Base64Blobs")}
+KINDS = {
+    "base64_blobs": Kind("base64_blobs/1", "base64_blobs", "Base64Blobs"),
+    "fix_text": Kind("fix_text/1", "fix_text", "FixText"),
+    "licence_header": Kind("licence_header/1", "licence_header", "LicenceHeader"),
+    "redact": Kind("redact/1", "redact", "Redact"),
+}
 
 
 class Changed(NamedTuple):
@@ -66,8 +72,26 @@ def require_known_sources(
 
 
 def identity(tables: Sequence[TransformTable]) -> list[dict[str, Any]]:
-    """The settings and code versions of transforms: equal values mean equal texts."""
-    return [{"code": KINDS[table.kind].code, **table.identity()} for table in tables]
+    """The settings and code versions of transforms, and of the packages that they use: equal values
+    mean equal texts. Raises ConfigError if a package is not installed."""
+    return [
+        {"code": KINDS[table.kind].code, **_packages(table), **table.identity()} for table in tables
+    ]
+
+
+def _packages(table: TransformTable) -> dict[str, Any]:
+    versions = {}
+    for package in table.packages:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError as error:
+            raise ConfigError(
+                f"the transform `{table.kind}` needs the package `{package}`",
+                where="transforms",
+                do="pip install 'nmoe-data[transforms]'",
+                code="E-CONFIG-EXTRA",
+            ) from error
+    return {"packages": versions} if versions else {}
 
 
 class Chain:
