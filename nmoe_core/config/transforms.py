@@ -39,6 +39,8 @@ class Base64Table(_Transform):
     """Minimum length of a run that is replaced."""
     replacement: str = "<blob>"
     """Text that takes the place of a run; may be empty."""
+    hex: bool = False
+    """Replace long runs of hexadecimal digits too."""
 
 
 _Personal = Literal["email", "phone", "ip", "iban", "card", "key"]

@@ -1,8 +1,9 @@
 """Replaces long runs of base64, such as images and fonts inside web pages and notebooks.
 
-A run has only characters of base64 (of either alphabet), at least one digit, and letters of both
-cases, so a long word or a line of dashes is none. `data:image/png;base64,` before a run belongs to
-it, and so do line breaks inside it, as in PEM files and e-mail.
+A run has characters of one alphabet of base64 (with + and /, or with - and _) whose classes change
+as those of encoded bytes do, so a path, a list of words, a hash, digits and DNA are none. A run may
+go over lines of 60 characters or more, as in PEM files and e-mail, also if the line breaks are
+escaped, as in JSON. `data:image/png;base64,` before a run belongs to it, and is proof enough.
 """
 
 import re
@@ -10,14 +11,34 @@ import re
 from nmoe_core.config.transforms import Base64Table
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.edits import Edit
+from nmoe_core.text.transforms.randomness import class_changes
+from nmoe_core.text.transforms.search import column_of, holders
 
-_CHAR = "[A-Za-z0-9+/_-]"
-_LINE = f"{_CHAR}{{60,}}"  # PEM has 64 characters a line, e-mail 76
-# A last, shorter line is a whole number of groups of four, so most words are none.
-_LAST_LINE = rf"\n(?:{_CHAR}{{4}})*(?:{_CHAR}{{2}}==|{_CHAR}{{3}}=|{_CHAR}{{4}})(?=\n|$)"
+_LEAST_LINE = 60  # PEM has 64 characters a line, e-mail 76
+_BREAK = r"(?:\n[ \t]{0,40}|(?:\\r)?\\n)"
+_DATA = re.compile(r"data:[\w.+/-]{0,80}(?:;[\w=.+-]{1,80}){0,4};base64,")
+_HEX = re.compile(r"(?:[0-9a-f]++|[0-9A-F]++)")
+_BLANK = re.compile(r"\\r\\n|\\n|\s")
+
+
+def _run(char: str) -> str:
+    """The pattern of a run of characters of one class. All repeats are possessive or short, so its
+    time is linear."""
+    line = rf"{char}{{{_LEAST_LINE},}}+(?![A-Za-z0-9+/_-])"
+    # A last, shorter line is a whole number of groups of four, so most words are none.
+    group = f"{char}{{4}}"
+    last = rf"(?:{group}){{0,19}}(?:{char}{{2}}==|{char}{{3}}=|{group})(?![A-Za-z0-9+/=_-])"
+    return rf"{line}(?:{_BREAK}{line})*+(?:{_BREAK}{last})?={{0,2}}"
+
+
+_STANDARD = "[A-Za-z0-9+/]"
+_FOR_URLS = "[A-Za-z0-9_-]"
 _RUN = re.compile(
-    rf"(?:data:[\w.+/-]+(?:;[\w=.+-]+)*;base64,)?{_LINE}(?:(?:\n{_LINE})+(?:{_LAST_LINE})?)?={{0,2}}"
+    rf"(?:{_DATA.pattern}|(?<![A-Za-z0-9+/_\\-])|(?<=\\n))"
+    rf"(?:{_run(_STANDARD)}|{_run(_FOR_URLS)})"
 )
+# A line of dashes is no hint.
+_HINT = "|".join(f"[A-Za-z0-9]{char}{{{_LEAST_LINE - 1}}}" for char in (_STANDARD, _FOR_URLS))
 
 
 class Base64Blobs:
@@ -28,21 +49,32 @@ class Base64Blobs:
 
     def edits(self, batch: Batch) -> dict[int, list[Edit]]:
         """The runs of each text that has any, by its number."""
+        long = [i for i, text in enumerate(batch.texts) if len(text) >= self._table.min_chars]
+        texts = column_of([batch.payloads[i] for i in long])
         found = {}
-        for i, text in enumerate(batch.texts):
-            if len(text) >= self._table.min_chars and (runs := self._runs(text)):
-                found[i] = runs
+        for k in holders(texts, _HINT).tolist():
+            if runs := self._runs(batch.texts[long[k]]):
+                found[long[k]] = runs
         return found
 
     def _runs(self, text: str) -> list[Edit]:
         runs = []
         for match in _RUN.finditer(text):
             run = match.group()
-            if len(run) >= self._table.min_chars and _is_mixed(run):
-                runs.append(Edit(match.start(), match.end(), "base64", self._table.replacement))
+            rule = self._rule(run) if len(run) >= self._table.min_chars else None
+            if rule is not None:
+                runs.append(Edit(match.start(), match.end(), rule, self._table.replacement))
         return runs
 
-
-def _is_mixed(run: str) -> bool:
-    """Whether a run has digits, and letters of both cases."""
-    return bool(re.search("[0-9]", run)) and not (run.islower() or run.isupper())
+    def _rule(self, run: str) -> str | None:
+        """`base64` or `hex`; None if the run is neither."""
+        if _DATA.match(run):
+            return "base64"
+        chars = _BLANK.sub("", run)
+        is_encoded = class_changes(chars) >= 0.2
+        if _HEX.fullmatch(chars):
+            return "hex" if self._table.hex and is_encoded else None
+        has_cases = not (chars.islower() or chars.isupper())
+        separators = sum(map(chars.count, "+/-_"))  # a thirty-second of encoded bytes
+        is_encoded &= has_cases and separators <= 0.1 * len(chars)
+        return "base64" if is_encoded and re.search("[0-9]", chars) else None
