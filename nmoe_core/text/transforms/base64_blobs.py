@@ -7,12 +7,15 @@ escaped, as in JSON. `data:image/png;base64,` before a run belongs to it, and is
 """
 
 import re
+from collections.abc import Sequence
+
+import pyarrow as pa
 
 from nmoe_core.config.transforms import Base64Table
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.edits import Edit
 from nmoe_core.text.transforms.randomness import class_changes
-from nmoe_core.text.transforms.search import column_of, holders
+from nmoe_core.text.transforms.search import column_of, holders, spans_of
 
 _LEAST_LINE = 60  # PEM has 64 characters a line, e-mail 76
 _BREAK = r"(?:\n[ \t]{0,40}|(?:\\r)?\\n)"
@@ -37,8 +40,8 @@ _RUN = re.compile(
     rf"(?:{_DATA.pattern}|(?<![A-Za-z0-9+/_\\-])|(?<=\\n))"
     rf"(?:{_run(_STANDARD)}|{_run(_FOR_URLS)})"
 )
-# A line of dashes is no hint.
-_HINT = "|".join(f"[A-Za-z0-9]{char}{{{_LEAST_LINE - 1}}}" for char in (_STANDARD, _FOR_URLS))
+_HINT = f"{_STANDARD}{{{_LEAST_LINE}}}|{_FOR_URLS}{{{_LEAST_LINE}}}"
+_LINE = f"(?:{_DATA.pattern})?(?:{_STANDARD}{{{_LEAST_LINE},}}|{_FOR_URLS}{{{_LEAST_LINE},}})"
 
 
 class Base64Blobs:
@@ -51,15 +54,24 @@ class Base64Blobs:
         """The runs of each text that has any, by its number."""
         long = [i for i, text in enumerate(batch.texts) if len(text) >= self._table.min_chars]
         texts = column_of([batch.payloads[i] for i in long])
+        rows = holders(texts, _HINT)
         found = {}
-        for k in holders(texts, _HINT).tolist():
-            if runs := self._runs(batch.texts[long[k]]):
+        for k, lines in zip(rows.tolist(), spans_of(texts.take(pa.array(rows)), _LINE)):
+            if runs := self._runs(batch.texts[long[k]], lines):
                 found[long[k]] = runs
         return found
 
-    def _runs(self, text: str) -> list[Edit]:
+    def _runs(self, text: str, lines: Sequence[tuple[int, int]]) -> list[Edit]:
         runs = []
-        for match in _RUN.finditer(text):
+        last = 0
+        for start, _ in lines:
+            if start < last:
+                continue
+            # If a line begins after an escaped line break, RE2 takes the n of the break with it.
+            match = _RUN.match(text, start) or _RUN.match(text, start + 1)
+            if match is None:
+                continue
+            last = match.end()
             run = match.group()
             rule = self._rule(run) if len(run) >= self._table.min_chars else None
             if rule is not None:

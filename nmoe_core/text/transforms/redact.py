@@ -17,7 +17,7 @@ from nmoe_core.text.transforms import keys, personal
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.edits import Edit
 from nmoe_core.text.transforms.personal import PATTERNS
-from nmoe_core.text.transforms.search import column_of, holders, parts_of
+from nmoe_core.text.transforms.search import column_of, holders, spans_of
 
 Check = Callable[[str, str, str], tuple[int, int] | None]
 """The place of the data in a candidate, of which it gets the character before it, and two after it,
@@ -76,9 +76,11 @@ class Redact:
         found: dict[int, list[tuple[int, int, int]]] = {}
         for rank, rule in enumerate(self._rules):
             rows = holders(texts, rule.hint)
-            for row, parts in zip(rows.tolist(), parts_of(texts.take(pa.array(rows)), rule.regex)):
-                for start, end in _places(parts, rule.place):
-                    found.setdefault(int(suspects[row]), []).append((start, end, rank))
+            numbers = suspects[rows].tolist()
+            for i, spans in zip(numbers, spans_of(texts.take(pa.array(rows)), rule.regex)):
+                places = [*_places(batch.texts[i], spans, rule.place)]
+                if places:
+                    found.setdefault(i, []).extend((*place, rank) for place in places)
         return {i: self._edits(found[i]) for i in sorted(found)}
 
     def _edits(self, spans: Sequence[tuple[int, int, int]]) -> list[Edit]:
@@ -95,14 +97,14 @@ class Redact:
         ]
 
 
-def _places(parts: Sequence[str], place: Check) -> Iterator[tuple[int, int]]:
-    """Where the data is in a text, by its parts: a match is at each odd place."""
-    offset = len(parts[0])
-    for i in range(1, len(parts), 2):
-        before, match, after = parts[i - 1 : i + 2]
-        if span := place(before[-1:], match, after[:2]):
-            yield offset + span[0], offset + span[1]
-        offset += len(match) + len(after)
+def _places(
+    text: str, spans: Sequence[tuple[int, int]], place: Check
+) -> Iterator[tuple[int, int]]:
+    """Where the data is, in the candidates that have any."""
+    for start, end in spans:
+        before = text[start - 1 : start] if start else ""
+        if found := place(before, text[start:end], text[end : end + 2]):
+            yield start + found[0], start + found[1]
 
 
 def _rules(table: RedactTable) -> Iterator[_Rule]:

@@ -4,6 +4,7 @@ Python's own engine is not used on whole texts, since it may take quadratic time
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
@@ -35,3 +36,10 @@ def parts_of(texts: pa.Array, regex: str) -> Iterator[list[str]]:
     options = pc.ReplaceSubstringOptions(regex, "\0\\0\0")
     for text in pc.call_function("replace_substring_regex", [texts], options):
         yield text.as_py().split("\0")
+
+
+def spans_of(texts: pa.Array, regex: str) -> Iterator[list[tuple[int, int]]]:
+    """The start and end, in characters, of each match in each text."""
+    for parts in parts_of(texts, regex):
+        ends = [*accumulate(map(len, parts))]
+        yield [*zip(ends[0::2], ends[1::2])]
