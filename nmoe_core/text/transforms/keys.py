@@ -25,6 +25,10 @@ TOKENS = "|".join(
         r"\bnpm_[A-Za-z0-9]{36}\b|\bpypi-AgE[\w\-]{50,}|\bhf_[A-Za-z0-9]{34}\b",
     )
 )
+HINT = (  # what every token begins with, or has inside
+    r"PRIVATE KEY|\beyJ|AKIA|ASIA|\bgh[pousr]_|github_pat_|\bgl[a-z]{2,5}-|\bxox[a-z]|\bxapp-"
+    r"|hooks\.slack|[rs]k_live_|whsec_|T3BlbkFJ|sk-ant-|AIza|GOCSPX-|ya29\.|npm_|pypi-AgE|\bhf_"
+)
 ASSIGNMENT = (
     r"(?i:passwo?r?d|passphrase|pwd|secret|token|credential|(?:api|access|auth|private|encryption)"
     r"[_\-]?key)[\w\-]{0,20}[\"'\]]{0,2}\s{0,3}(?:=>|:=|==?|:|>)\s{0,3}"
