@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+from pydantic import TypeAdapter
 
 from loader import errors
 from loader.files import addresses, nested
@@ -35,6 +36,7 @@ from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli.output import in_line, print_table
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
+from nmoe_core.config.transforms import TransformTable
 from nmoe_core.curate.takedown.grams import grams_of
 from nmoe_core.curate.topics.clusters import typical_terms
 from nmoe_core.labels.oracles import replies
@@ -52,6 +54,8 @@ from nmoe_core.text.long_text import safe_pieces, split_text
 from nmoe_core.text.normalise import normalize_batch, normalize_text
 from nmoe_core.text.redact import Redactor
 from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.transforms.batch import Batch
+from nmoe_core.text.transforms.chain import KINDS, Chain
 from tests.growth import processor_s
 
 Reader = Callable[[str], object]
@@ -156,6 +160,18 @@ def _of_texts(read: Callable[[pa.Array], object]) -> Reader:
     return lambda text: read(pa.array([_valid(text)], pa.large_string()))
 
 
+@cache
+def _chain(kind: str) -> Chain:
+    return Chain([TypeAdapter(TransformTable).validate_python({"kind": kind})])
+
+
+def _of_transform(kind: str) -> Reader:
+    def changed(text: str) -> object:
+        return _chain(kind).apply(Batch(*normalize_batch([text]), ["a"]))
+
+    return changed
+
+
 def _records(path: Path) -> list[Any]:
     from nmoe_core.sources.jsonl import JsonlSource
     from nmoe_core.sources.storage import SourceFile
@@ -242,6 +258,7 @@ READERS: dict[str, Reader] = {
     "attributes.language": _of_texts(language),
     "attributes.signatures": _of_texts(signatures),
     "attributes.contamination": _of_texts(lambda texts: contamination(texts, _evaluations())),
+    **{f"text.transforms.{kind}": _of_transform(kind) for kind in sorted(KINDS)},
     "labels.text_statistics": measure,
     "labels.heuristic": lambda text: (refusal(text), grade(measure(text))),
     "labels.fenced": fenced,

@@ -57,7 +57,7 @@ class Base64Blobs:
         rows = holders(texts, _HINT)
         found = {}
         for k, lines in zip(rows.tolist(), spans_of(texts.take(pa.array(rows)), _LINE)):
-            if runs := self._runs(batch.texts[long[k]], lines):
+            if runs := self._runs(batch.texts[long[int(k)]], lines):
                 found[long[k]] = runs
         return found
 

@@ -1,9 +1,10 @@
 """Repairs text that was decoded with a wrong encoding, and HTML entities, by the library ftfy.
 
 RE2 searches all texts at once for what ftfy's own heuristic finds bad; Python would take a hundred
-times longer. In texts that have it, lines are repaired one by one, as ftfy does it. ftfy's other repairs (ligatures, wide letters, quotation marks, control
-characters) are off, since they change text that is right. A line is read once for entities and once
-for its encoding: ftfy's own loop may take quadratic time.
+times longer. In texts that have it, lines are repaired one by one, as ftfy does it. ftfy's other
+repairs (ligatures, wide letters, quotation marks, control characters) are off, since they change
+text that is right. A line is read once for entities and once for its encoding: ftfy's own loop may
+take quadratic time.
 """
 
 import re
@@ -69,8 +70,8 @@ def _held(payloads: Sequence[bytes], some: Sequence[int], regex: str) -> set[int
 
 
 def _for_re2(pattern: str) -> str:
-    """A verbose pattern without look-around, for RE2. In RE2, `\\w` and `\\s` are ASCII, so they stand
-    for all other characters too: the pattern matches at least what the given one matches."""
+    """A verbose pattern without look-around, for RE2. Its `\\w` and `\\s` are ASCII, so they
+    stand for all other characters too: it matches at least what the given pattern matches."""
     parts = []
     is_class = False
     for token in re.findall(r"\\.|#[^\n]*|\s+|.", pattern, re.DOTALL):

@@ -17,7 +17,14 @@ from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.edits import Edit
 
 _MAX_CHARS = 2**15
-_BLOCKS = (("/*", "*/"), ("<!--", "-->"), ('"""', '"""'), ("'''", "'''"), ("(*", "*)"), ("{-", "-}"))
+_BLOCKS = (
+    ("/*", "*/"),
+    ("<!--", "-->"),
+    ('"""', '"""'),
+    ("'''", "'''"),
+    ("(*", "*)"),
+    ("{-", "-}"),
+)
 _DIRECTIVE = "!|include|define|undef|if|else|elif|endif|pragma|import|error|region"
 _LINES = (
     re.compile(rf"[ \t]{{0,8}}#(?!{_DIRECTIVE})"),
@@ -36,19 +43,21 @@ _SPDX = "SPDX-License-Identifier:"
 _NOTICE = re.compile(
     r"copyright\s*(?:\(c\)|©|:|\d{4}|by\b|the\b|\w+ \d{4}|holder)|(?:\(c\)|©)\s*(?:copyright|\d{4})"
     r"|^[@:(]*copyright\b|^(?:original )?copyright \w|all rights reserved|spdx-"
-    r"|^[@:]?licen[cs]e\s*:|^@licen[cs]e\b|^:?licen[cs]e:",
+    r"|^[@:]?licen[cs]e\s*:|^@licen[cs]e\b",
     re.IGNORECASE,
 )
 _TERMS = re.compile(
-    r"licen[cs]ed (?:under|to (?:the|psf|you))|(?:released|distributed|available|covered|provided)"
-    r" (?:under|by) (?:the )?(?:terms|[\w.+\- ]{0,40}licen[cs]e)|permission (?:is|to use)"
-    r"|redistributions? (?:and use )?(?:in|of)\b|without (?:even the implied )?warrant|[\"']as[ -]is"
-    r"|general public licen[cs]e|licenses/|governed by|(?:see|in|read) (?:the )?(?:accompanying )?"
-    r"(?:file )?[\"'`]{0,2}(?:licen[cs]e|copying)\b|neither the names? of|free software[;:,]? "
-    r"|copyright notice|(?:the|into|in the) public domain\b|may not use (?:this|any)"
-    r"|provided by the (?:copyright|regents|author)|liable for any|implied warrant"
-    r"|may not be removed|must not be misrepresented|must be plainly marked"
-    r"|subject to the (?:following|terms)|licen[cs]e (?:agreement|information)",
+    r"licen[cs]ed (?:under|to (?:the|psf|you))|(?:released|distributed?|available|covered|provided)"
+    r" (?:under|by) (?:the )?(?:terms|[\w.+\- ]{0,40}licen[cs]e)|permission is hereby granted"
+    r"|permission is granted to|permission to use, |redistribution and use in"
+    r"|redistributions? (?:in binary|of source)|without (?:even the implied |any )?warrant"
+    r"|(?:provided|basis|on an) [\"'`]{0,2}as[ -]is|as[ -]is[\"'`]{1,2} (?:and|basis|without)"
+    r"|general public licen[cs]e|/licenses/|governed by (?:an?|the) [\w\- ]{0,40}licen[cs]e"
+    r"|(?:see|in|read) (?:the )?(?:accompanying )?(?:file )?[\"'`]{0,2}(?:licen[cs]e|copying)\b"
+    r"|neither the names? of|free software[;:,]? |copyright notice|(?:in|into) the public domain"
+    r"|may not use this (?:file|work|software)|provided by the (?:copyright|regents|author)"
+    r"|liable for any|implied warrant|may not be removed or altered|must not be misrepresented"
+    r"|must be plainly marked|subject to the following conditions|licen[cs]e information\b",
     re.IGNORECASE,
 )
 

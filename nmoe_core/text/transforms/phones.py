@@ -27,7 +27,7 @@ class Phones:
         self._plans: dict[str, tuple[str, frozenset[int]]] = {}
         for name in regions:
             plan = PhoneMetadata.metadata_for_region(name)
-            if plan is None:
+            if plan is None or plan.general_desc is None:
                 raise ConfigError(
                     "no country has this code",
                     where="regions of the transform redact",
@@ -47,10 +47,10 @@ class Phones:
         digits = rf"\(?[0-9](?:[ ()./\-]{{0,2}}[0-9]){{{least - 1},14}}\b"
         return f"{_INTERNATIONAL}|(?:{_WORD})?{digits}"
 
-
     def place(self, before: str, candidate: str, after: str) -> tuple[int, int] | None:
         """The place of the number; None if no country has it."""
-        if before.isalnum() or before in _NOT_BEFORE or after[:1] == "." and after[1:].isdigit():
+        is_fraction = after[:1] == "." and after[1:].isdigit()
+        if before.isalnum() or before in _NOT_BEFORE or is_fraction:
             return None
         if candidate[0] == "+":
             return _found(candidate, None, Leniency.VALID)

@@ -5,7 +5,9 @@ from math import log2
 
 import numpy as np
 
-_LOWER, _UPPER, _DIGIT = 1, 2, 3
+_LOWER = 1
+_UPPER = 2
+_DIGIT = 3
 _CLASSES = bytes(
     _LOWER * (97 <= byte <= 122) + _UPPER * (65 <= byte <= 90) + _DIGIT * (48 <= byte <= 57)
     for byte in range(256)
@@ -22,7 +24,8 @@ def class_changes(text: str) -> float:
     classes = np.frombuffer(alphanumeric.translate(_CLASSES), np.uint8)
     if len(classes) < 2:
         return 0.0
-    before, after = classes[:-1], classes[1:]
+    before = classes[:-1]
+    after = classes[1:]
     is_capital = (before == _UPPER) & (after == _LOWER)
     return float(np.count_nonzero((before != after) & ~is_capital) / len(before))
 

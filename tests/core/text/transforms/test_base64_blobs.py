@@ -93,7 +93,14 @@ def test_blobs_planted_into_real_files_are_found_and_nothing_else() -> None:
 
 _UNITS = (
     *("A", "/", "-+", "a" * 59 + " ", "aB1" * 20 + " ", "aB1" * 20 + "\n", "aB1" * 20 + "\\n"),
-    *("data:a", "data:a;b", "data:a;base64,", "aB1" * 20 + "\n" + " " * 40, "abcd", "a" * 61 + "_+"),
+    *(
+        "data:a",
+        "data:a;b",
+        "data:a;base64,",
+        "aB1" * 20 + "\n" + " " * 40,
+        "abcd",
+        "a" * 61 + "_+",
+    ),
     *("aB1" * 20 + "\nabcd\n", "\\n" + "aB1" * 20 + "_"),
 )
 

@@ -17,8 +17,17 @@ from tests.growth import growth
 
 _RIGHT = (
     *("Das Gesetz tritt am Tage nach der Verkündung in Kraft; 5 € für alle™.", "naïve café – “ok”"),
-    *("床前明月光，疑是地上霜。举头望明月，低头思故乡。", "Привет, мир! Как дела?", "Ελληνικά κείμενα"),
-    *("مرحبا بالعالم", "ﬁnal ligature, ＷＩＤＥ letters, ‘quotes’", "x &= 3 && y; a<b &amp;", "ÇA VA, ÉTÉ"),
+    *(
+        "床前明月光，疑是地上霜。举头望明月，低头思故乡。",
+        "Привет, мир! Как дела?",
+        "Ελληνικά κείμενα",
+    ),
+    *(
+        "مرحبا بالعالم",
+        "ﬁnal ligature, ＷＩＤＥ letters, ‘quotes’",
+        "x &= 3 && y; a<b &amp;",
+        "ÇA VA, ÉTÉ",
+    ),
 )
 _SPELLED = ("café", "naïve", "“quoted” – it’s", "Привет мир", "日本語テキスト", "5 € ½ ©")
 
@@ -62,7 +71,7 @@ def test_texts_that_the_heuristic_of_ftfy_finds_bad_are_all_searched() -> None:
     from nmoe_core.text.transforms.search import column_of, holders
 
     rng = random.Random(0)
-    chars = sorted({char for char in BADNESS_RE.pattern if not char.isascii()}) + [*" aZ1\n.²"]
+    chars = [*sorted({char for char in BADNESS_RE.pattern if not char.isascii()}), *" aZ1\n.²"]
     texts = ["".join(rng.choices(chars, k=4)) for _ in range(4000)]
     held = set(holders(column_of([text.encode() for text in texts]), fix_text._BAD).tolist())
     bad = {i for i, text in enumerate(texts) if re.search(BADNESS_RE, text)}
@@ -82,7 +91,8 @@ def test_the_version_of_the_library_is_part_of_the_identity(
 
 
 @pytest.mark.parametrize(
-    "unit", ["Ã", "Ã ", "а", "â€", "Â ", "é ", "ВЂ", "à²", "&amp;", "amp;", "&", "xÃ©\n", "Ã\u0192Æ’"]
+    "unit",
+    ["Ã", "Ã ", "а", "â€", "Â ", "é ", "ВЂ", "à²", "&amp;", "amp;", "&", "xÃ©\n", "Ã\u0192Æ’"],
 )
 def test_time_follows_the_length_of_a_text(unit: str) -> None:
     fixes = chain_of("fix_text")

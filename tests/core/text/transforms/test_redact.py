@@ -29,7 +29,9 @@ def _drawn(rng: random.Random, alphabet: str, count: int) -> str:
 
 def _email(rng: random.Random) -> str:
     name = _drawn(rng, string.ascii_lowercase, 6)
-    return f"{name}.{name[::-1]}@{_drawn(rng, string.ascii_lowercase, 7)}.{rng.choice(['org', 'de'])}"
+    return (
+        f"{name}.{name[::-1]}@{_drawn(rng, string.ascii_lowercase, 7)}.{rng.choice(['org', 'de'])}"
+    )
 
 
 def _ip(rng: random.Random) -> str:
@@ -116,7 +118,9 @@ def test_what_is_planted_into_real_texts_is_found_and_nothing_else(name: str) ->
     make = PERSONAL.get(name) or KEYS[name]
     secrets = [make(rng) for _ in plain]
     kind = name if name in PERSONAL else "key"
-    planted = [f"{text} ({secret}), {rng.choice(['or', 'and'])}" for text, secret in zip(plain, secrets)]
+    planted = [
+        f"{text} ({secret}), {rng.choice(['or', 'and'])}" for text, secret in zip(plain, secrets)
+    ]
     after = applied(chain, planted)
     found = sum(f"(<{kind.upper()}>)" in text for text in after)
     assert found >= 0.99 * len(planted)
@@ -146,7 +150,7 @@ def test_numbers_without_a_country_code_belong_to_the_regions(
 _NEITHER = (
     *("2024-01-15 10:30:00", "0.290335 -> 0.299541", "12 34 56 78 90", "415 555 2671 312 415"),
     *("ISBN 978-3-16-148410-0", "0123456789", "v1.2.3.4", "section 8.2.4.44", "base-4.10.1.0"),
-    *("10.0.0.1", "127.0.0.1", "192.0.2.17", "8.8.8.8 8.8.4.4".replace("8.8.4.4", "10.1.1.1"),),
+    *("10.0.0.1", "127.0.0.1", "192.0.2.17", "8.8.8.8 8.8.4.4".replace("8.8.4.4", "10.1.1.1")),
     *("0.4532015112830366", "id=4532015112830366", "3.4532015112830366e5", "1234 5678 9012 3456"),
     *("GB82 WEST 1234 5698 7654 31", "git@github.com:a/b.git", "logo@2x.png", "a @ b"),
     *("ghp_" + "x" * 36, "AKIA" + "A" * 16, "sk-learn-is-a-package", "hf_hub_download"),
@@ -212,7 +216,13 @@ def test_an_unknown_region_is_refused() -> None:
 _UNITS = (
     *("a", "1", "1 ", "1.", "1-", "a@", "a@a.", "@", "+1", "(", "AKIA", "ghp_", "eyJa.", "sk-"),
     *("-----BEGIN PRIVATE KEY-----", "password=", "token: a", "A1", "AB12 ", "Tel. ", "0 "),
-    *("a@b.cc ", "93.184.216.34 ", "415-555-2671 ", "4111111111111112 ", "token = a1B2c3D4e5F6g7H8 "),
+    *(
+        "a@b.cc ",
+        "93.184.216.34 ",
+        "415-555-2671 ",
+        "4111111111111112 ",
+        "token = a1B2c3D4e5F6g7H8 ",
+    ),
     *("+4930", "-----", "GB82", "2001:", "'", "é", "\U0001f600"),
 )
 
