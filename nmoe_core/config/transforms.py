@@ -47,7 +47,7 @@ _Personal = Literal["email", "phone", "ip", "iban", "card", "key"]
 
 
 class RedactTable(_Transform):
-    """A transform of kind `redact`: replaces personal data and keys."""
+    """`[[transforms]] of kind redact`: replaces personal data and keys."""
 
     kind: Literal["redact"]
     kinds: tuple[_Personal, ...] = Field(
@@ -68,7 +68,7 @@ class RedactTable(_Transform):
 
 
 class FixTextTable(_Transform):
-    """A transform of kind `fix_text`: repairs text that was decoded with a wrong encoding."""
+    """`[[transforms]] of kind fix_text`: repairs text that was decoded with a wrong encoding."""
 
     kind: Literal["fix_text"]
     mojibake: bool = True
@@ -82,8 +82,8 @@ class FixTextTable(_Transform):
 
 
 class LicenceHeaderTable(_Transform):
-    """A transform of kind `licence_header`: removes copyright and licence notices from the comments
-    at the start of source code. Name the sources that have code."""
+    """`[[transforms]] of kind licence_header`: removes copyright and licence notices from the
+    comments at the start of source code. Name the sources that have code."""
 
     kind: Literal["licence_header"]
     keep_spdx: bool = True

@@ -2,6 +2,7 @@
 
 import random
 import re
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 
@@ -10,7 +11,8 @@ pytest.importorskip("ftfy")
 import ftfy
 from ftfy.badness import BADNESS_RE
 
-from nmoe_core.config.transforms import FixTextTable
+from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.transforms import FixTextTable, RedactTable
 from nmoe_core.text.transforms import chain
 from tests.core.text.transforms.applied import applied, batch_of, chain_of, one
 from tests.growth import growth
@@ -88,6 +90,18 @@ def test_the_version_of_the_library_is_part_of_the_identity(
     [after] = chain.identity([table])
     assert before["packages"] == {"ftfy": ftfy.__version__}
     assert after == before | {"packages": {"ftfy": "0"}}
+
+
+def test_a_missing_library_is_named_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(chain, "version", version)
+    with pytest.raises(ConfigError, match=r"needs the package `ftfy`.*nmoe-data\[transforms\]"):
+        chain.identity([FixTextTable(kind="fix_text")])
+    assert chain.identity([RedactTable(kind="redact", kinds=("email",))]), "it needs no library"
 
 
 @pytest.mark.parametrize(
