@@ -58,6 +58,7 @@ def test_entities_are_replaced_once_and_not_in_markup() -> None:
     fixes = chain_of("fix_text")
     assert one(fixes, "AT&amp;T &eacute;t&eacute; &#8217;") == "AT&T été ’"
     assert one(fixes, "&amp;amp; &unknown;") == "&amp; &unknown;"
+    assert one(fixes, "caf&Atilde;&copy; noir") == "café noir"
     assert one(fixes, "<p>AT&amp;T</p>") == "<p>AT&amp;T</p>"
 
 

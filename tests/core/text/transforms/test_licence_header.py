@@ -44,6 +44,13 @@ conditions are met:
 1. Redistributions of source code must retain the above copyright notice.
 
 Neither the name of the author may be used to endorse products."""
+_SHORT_BETWEEN = """Copyright 2014 Us
+
+Licensed under the Apache License. A copy is located at
+
+http://host.org/apache2.0/
+
+or see the file LICENSE."""
 _STYLES = {
     "#": lambda text: "\n".join(f"# {line}".rstrip() for line in text.splitlines()),
     "//": lambda text: "\n".join(f"// {line}".rstrip() for line in text.splitlines()),
@@ -59,7 +66,7 @@ _STYLES = {
 }
 
 
-@pytest.mark.parametrize("licence", [_APACHE, _MIT, _GPL, _BSD, "@license MIT", "Copyright by us"])
+@pytest.mark.parametrize("licence", [_APACHE, _MIT, _GPL, _BSD, _SHORT_BETWEEN, "@license MIT"])
 @pytest.mark.parametrize("style", _STYLES)
 def test_a_header_goes_as_a_whole_in_every_style(style: str, licence: str) -> None:
     code = "int x = 1;\n/* Copyright of this is ours, see LICENSE */"

@@ -150,18 +150,20 @@ def test_numbers_without_a_country_code_belong_to_the_regions(
 _NEITHER = (
     *("2024-01-15 10:30:00", "0.290335 -> 0.299541", "12 34 56 78 90", "415 555 2671 312 415"),
     *("ISBN 978-3-16-148410-0", "0123456789", "v1.2.3.4", "section 8.2.4.44", "base-4.10.1.0"),
-    *("10.0.0.1", "127.0.0.1", "192.0.2.17", "8.8.8.8 8.8.4.4".replace("8.8.4.4", "10.1.1.1")),
+    *("10.0.0.1", "127.0.0.1", "192.0.2.17", "8.8.8.8"),
     *("0.4532015112830366", "id=4532015112830366", "3.4532015112830366e5", "1234 5678 9012 3456"),
     *("GB82 WEST 1234 5698 7654 31", "git@github.com:a/b.git", "logo@2x.png", "a @ b"),
     *("ghp_" + "x" * 36, "AKIA" + "A" * 16, "sk-learn-is-a-package", "hf_hub_download"),
     *('password = "correct-horse-battery"', "token = getTokenFromRequest", 'secret: "changeme"'),
     *('api_key = "YOUR_API_KEY_GOES_HERE"', "password = os.environ['DATABASE_PASSWORD']"),
     *('token_url = "https://login.host.io/oauth2/v1/token"', "MySuperSecretPassword1"),
+    *("4539 148803 436467", "ghp_aB3dE5fG7hJxxxxK9mN1pQ3rS5tU7vW9xY1zA4c", "30-1234-567"),
+    *('password = "correcthorsebattery9"', 'secret = "MySuperSecretPasswordOfMine9"'),
     *("-----BEGIN PRIVATE KEY-----\n...\n-----END PRIVATE KEY-----", "eyJhbGciOi.eyJ.x"),
 )
 
 
-@pytest.mark.parametrize("text", [text for text in _NEITHER if "8.8.8.8" not in text])
+@pytest.mark.parametrize("text", _NEITHER)
 def test_what_looks_alike_stays(text: str) -> None:
     assert one(chain_of("redact", regions=("US", "DE")), f"See {text}") == f"See {text}"
 
