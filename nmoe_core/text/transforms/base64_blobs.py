@@ -30,8 +30,8 @@ def _run(char: str) -> str:
     line = rf"{char}{{{_LEAST_LINE},}}+(?![A-Za-z0-9+/_-])"
     # A last, shorter line is a whole number of groups of four, so most words are none.
     group = f"{char}{{4}}"
-    last = rf"(?:{group}){{0,19}}(?:{char}{{2}}==|{char}{{3}}=|{group})(?![A-Za-z0-9+/=_-])"
-    return rf"{line}(?:{_BREAK}{line})*+(?:{_BREAK}{last})?={{0,2}}"
+    last = rf"(?:{group}){{0,19}}(?:{char}{{2}}==|{char}{{3}}=|{group})(?=[\n\"'`<\\]|\Z)"
+    return rf"{line}(?:(?:{_BREAK}{line})++(?:{_BREAK}{last})?)?={{0,2}}"
 
 
 _STANDARD = "[A-Za-z0-9+/]"

@@ -45,6 +45,11 @@ def test_runs_of_base64_are_replaced_with_what_belongs_to_them(text: str, after:
     assert one(chain_of("base64_blobs"), text) == after
 
 
+def test_words_on_the_line_after_a_run_stay() -> None:
+    assert one(chain_of("base64_blobs"), f"{_BLOB}\nwith words") == "<blob>\nwith words"
+    assert one(chain_of("base64_blobs"), f"{_BLOB}\nwith\nx") == "<blob>\nwith\nx"
+
+
 def _paths(form: str) -> str:
     return "\n".join(form.format(i) for i in range(200))
 
