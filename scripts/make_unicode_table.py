@@ -1,4 +1,4 @@
-"""Writes `attributes/kernels/unicode.npz`: lower case and class of every code point, frozen.
+"""Writes `text/transforms/unicode.npz`: lower case and class of every code point, frozen.
 
 Python's own tables change with its version, and with them every hash of a word. Run this with the
 newest installed Python, and raise `VERSION` of the modules that use the table, because all
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-TABLE = Path(__file__).resolve().parents[1] / "nmoe_core" / "attributes" / "kernels" / "unicode.npz"
+TABLE = Path(__file__).resolve().parents[1] / "nmoe_core" / "text" / "transforms" / "unicode.npz"
 WORD, ALONE, UNSPACED, SPACE, ALPHA, UPPER, DIGIT = (1 << bit for bit in range(7))
 # Scripts that are written without spaces between words, and Hangul, whose words are short.
 _UNSPACED = (

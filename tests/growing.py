@@ -36,7 +36,7 @@ from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.cli.output import in_line, print_table
 from nmoe_core.config.quality import HttpOracleTable
 from nmoe_core.config.rubric import Rubric
-from nmoe_core.config.transforms import TransformTable
+from nmoe_core.config.transforms import LinesTable, TransformTable
 from nmoe_core.curate.takedown.grams import grams_of
 from nmoe_core.curate.topics.clusters import typical_terms
 from nmoe_core.labels.oracles import replies
@@ -56,6 +56,7 @@ from nmoe_core.text.redact import Redactor
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.chain import KINDS, Chain
+from nmoe_core.text.transforms.lines import LineRules
 from tests.growth import processor_s
 
 Reader = Callable[[str], object]
@@ -224,6 +225,14 @@ def _post(text: str) -> object:
     return asyncio.run(replies.post(SimpleNamespace(post=post), b""))  # pyright: ignore
 
 
+def _without_lines(text: str) -> object:
+    normal, payloads = normalize_batch([text])
+    return _LINES.edits(Batch(normal, payloads, [""]))
+
+
+_LINES = LineRules(
+    LinesTable(kind="lines", presets=("c4", "refinedweb"), bad_starts=("share", "<|"))
+)
 READERS: dict[str, Reader] = {
     "loader.errors.without_credentials": errors.without_credentials,
     "loader.errors.printable": errors.printable,
@@ -254,6 +263,7 @@ READERS: dict[str, Reader] = {
         )
     ),
     "attributes.signals": _of_texts(signals),
+    "transforms.lines": _without_lines,
     "attributes.pii": _of_texts(pii),
     "attributes.language": _of_texts(language),
     "attributes.signatures": _of_texts(signatures),

@@ -106,12 +106,12 @@ def test_files_are_opened_for_reading_by_one_module_alone() -> None:
     own = {  # files of this package or of the system
         "loader/files/bus_errors.py",
         "loader/files/regular.py",
-        "nmoe_core/attributes/kernels/word_hashes.py",
         "nmoe_core/cli/project/commands.py",
         "nmoe_core/engine/backend.py",
         "nmoe_core/engine/packing.py",
         "nmoe_core/prep/estimate.py",
         "nmoe_core/report/html.py",
+        "nmoe_core/text/transforms/code_points.py",
     }
     found = [
         f"{_name(path)}:{call.lineno}: {ast.unparse(call)}"

@@ -23,11 +23,12 @@ from numba import njit
 
 from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.kernels.bloom import Parts, bits, bloom, parts, place
-from nmoe_core.attributes.kernels.word_hashes import mix, words
+from nmoe_core.attributes.kernels.word_hashes import words
 from nmoe_core.attributes.minhash import batches
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.base.jsonl import read_objects
+from nmoe_core.text.transforms.code_points import mix
 
 WINDOW_WORDS = 13
 LEAST_WORDS = 8

@@ -19,16 +19,16 @@ import pyarrow as pa
 from numba import njit
 
 from nmoe_core.attributes.columns import SCHEMAS
-from nmoe_core.attributes.kernels.word_hashes import (
+from nmoe_core.attributes.kernels.word_hashes import utf8
+from nmoe_core.attributes.minhash import batches
+from nmoe_core.text.transforms.code_points import (
     ALONE,
     ALPHA,
     CODE_BITS,
     SPACE,
     code_points,
     decode,
-    utf8,
 )
-from nmoe_core.attributes.minhash import batches
 
 MIN_LETTERS = 50
 MIN_SHARE = 1 / 3

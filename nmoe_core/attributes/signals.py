@@ -22,7 +22,9 @@ from numba import njit
 
 from nmoe_core.attributes.columns import COUNTS, FLAGS, SCHEMAS, SHARES
 from nmoe_core.attributes.kernels.repetition import new_set, ngram_chars, repeated
-from nmoe_core.attributes.kernels.word_hashes import (
+from nmoe_core.attributes.kernels.word_hashes import utf8, words
+from nmoe_core.attributes.minhash import batches
+from nmoe_core.text.transforms.code_points import (
     CODE_BITS,
     CODE_MASK,
     PRIME,
@@ -30,35 +32,22 @@ from nmoe_core.attributes.kernels.word_hashes import (
     code_points,
     decode,
     mix,
-    utf8,
-    words,
 )
-from nmoe_core.attributes.minhash import batches
+from nmoe_core.text.transforms.line_patterns import (
+    CLOSERS,
+    COUNTER,
+    JAVASCRIPT,
+    LEAST_C4_WORDS,
+    LEAST_REFINEDWEB_WORDS,
+    LINE_ENDS,
+    LONG_WORD_CHARS,
+    POLICY,
+    SENTENCE_ENDS,
+    WIDE_SENTENCE_ENDS,
+)
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
-SENTENCE_ENDS = (  # sentence terminals of Unicode 15.1 in the basic plane, and Tibetan ones
-    ".?!\u0589\u061d\u061e\u061f\u06d4\u0700\u0701\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965"
-    "\u0f0d\u0f0e\u0f0f\u0f10\u0f11\u1362\u1367\u1368\u166e\u1735\u1736\u1803\u1809\u1944\u1945"
-    "\u1c3b\u1c3c\u1c7e\u1c7f\u203c\u203d\u2047\u2048\u2049\u2e2e\u2e3c\u2e53\u2e54\ua4ff\ua60e"
-    "\ua60f\ua6f3\ua6f7\ua876\ua877\ua8ce\ua8cf\ua92f\u2cf9\u2cfa\u2cfb\uaaf0\uaaf1\uabeb"
-)
-WIDE_SENTENCE_ENDS = (  # sentence terminals of scripts without spaces
-    "。！？．｡﹒﹖﹗︒︕︖\u104a\u104b\u17d4\u17d5\u1aa8\u1aa9\u1aaa\u1aab\u1b5a\u1b5b\u1b5e\u1b5f"
-    "\u1b7d\u1b7e\ua9c8\ua9c9\uaa5d\uaa5e\uaa5f"
-)
-CLOSERS = "\"'”’»」』)"
-LINE_ENDS = SENTENCE_ENDS + WIDE_SENTENCE_ENDS + "\"'”’»」』"
 SHORT_LINE_CHARS = 30
-LONG_WORD_CHARS = 1000
-LEAST_C4_WORDS = 3
-LEAST_REFINEDWEB_WORDS = 2
-POLICY = (
-    "javascript|terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies"
-)
-COUNTER = (
-    r"^[^\pL\pN_]*\d(?:,|\.|\d)*(?:K|k|M|m|B|b)?\s+(?:likes|shares|comments|retweets|reposts|quotes|"
-    r"bookmarks|upvotes|downvotes|downloads|views|followers)[^\pL\pN_]*$"
-)
 SCHEMA = SCHEMAS["signals"]
 _WORD, _ALONE, _UNSPACED, _SPACE, _ALPHA, _UPPER, _DIGIT = (1 << CODE_BITS + i for i in range(7))
 _END = 1
@@ -91,7 +80,7 @@ def _line_marks(texts: pa.Array) -> np.ndarray:
     parts = pc.call_function("split_pattern", [texts], pc.SplitPatternOptions("\n"))
     is_policy, is_counter = (
         _holds("match_substring_regex", parts.flatten(), pattern).to_numpy(zero_copy_only=False)
-        for pattern in (POLICY, COUNTER)
+        for pattern in (f"{JAVASCRIPT}|{POLICY}", COUNTER)
     )
     return is_policy * np.uint8(_IS_POLICY) + is_counter * np.uint8(_IS_COUNTER)
 

@@ -18,7 +18,7 @@ from nmoe_core.config.tables import ShardKeys, parse_count
 from nmoe_core.config.transforms import TransformTable
 from nmoe_core.prep.settings import PrepSettings
 from nmoe_core.sources.spec import SourceSpec
-from nmoe_core.text.transforms.chain import require_known_sources, transforms_of
+from nmoe_core.text.transforms.chain import require_columns, require_known_sources, transforms_of
 
 SPLITS = ("train", "valid")
 
@@ -167,10 +167,13 @@ def _require_known(run: Run) -> None:
 
 
 def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
-    """Prep settings for one split of a source; the token budget applies to training only."""
+    """Prep settings for one split of a source; the token budget applies to training only. Raises
+    ConfigError if a transform reads a column that is not kept."""
     prep = run.config.prep
     config = run.config
     is_train = split == "train"
+    transforms = transforms_of(config.transforms, source.name)
+    require_columns(transforms, source.spec.columns or (), source.name)
     shared: dict[str, Any] = {key: getattr(prep, key) for key in ShardKeys.model_fields}
     shared["num_shards"] = prep.num_shards if is_train else prep.num_valid_shards
     shared["max_tokens"] = source.max_tokens if is_train else None
@@ -184,7 +187,7 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         reading_digest=source.spec.reading_digest(split),
         columns=source.spec.columns or (),
         needs_columns=is_train,
-        transforms=transforms_of(config.transforms, source.name),
+        transforms=transforms,
         vocab_size=run.loader.vocab_size,
         eos_token_id=run.loader.eos_token_id,
         compute=config.compute.for_work(workers=prep.workers),

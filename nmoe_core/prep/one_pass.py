@@ -18,6 +18,7 @@ from nmoe_core.base.compute.api import Map
 from nmoe_core.base.errors import SourceError
 from nmoe_core.prep.incremental.append import Appender
 from nmoe_core.prep.incremental.reuse import KnownDocuments
+from nmoe_core.prep.incremental.shared_keys import SHARED_NAME, find_shared
 from nmoe_core.prep.incremental.tables import KNOWN_NAME, join_tables, old_shards, write_table
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.pass_plan import PassPlan
@@ -114,6 +115,7 @@ class Pass:
         started = time.monotonic()
         total_bytes = self.plan.split.source.size_bytes() if progress is not None else None
         if not self.counts.is_complete:
+            self._find_shared(pool)
             self._find_known(pool)
         blocks = pool(tokenize_block, self._blocks())
         for block in blocks:
@@ -130,6 +132,13 @@ class Pass:
         self._judge_bad(at_end=True)
         if self.plan.settings.needs_columns:
             self.columns.require_all()
+
+    def _find_shared(self, pool: Map) -> None:
+        """Find what documents share, if a transform asks for it. The journal is committed, so that
+        a later run does not do this again."""
+        directory = self.journal.directory / SHARED_NAME
+        if self.plan.settings.reads_corpus and find_shared(self.plan, directory, pool):
+            self.journal.commit(self.entry, self.flush)
 
     def _find_known(self, pool: Map) -> None:
         """Write the tables of the documents that the split already has."""

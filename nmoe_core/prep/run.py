@@ -38,6 +38,7 @@ from nmoe_core.prep.incremental.existing import (
     swap_in,
 )
 from nmoe_core.prep.incremental.reuse import KnownDocuments
+from nmoe_core.prep.incremental.shared_keys import SHARED_NAME
 from nmoe_core.prep.incremental.tables import KNOWN_NAME
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.one_pass import Pass
@@ -63,6 +64,7 @@ from nmoe_core.shards.manifest import (
 from nmoe_core.shards.shard_file import NPY_HEADER_BYTES, PART_SUFFIX
 from nmoe_core.sources.records import Rows, Split
 from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.transforms.chain import Chain
 
 __all__ = ["Existing", "PrepReport", "PrepSettings", "prep_shards", "write_manifest"]
 
@@ -182,11 +184,15 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     buckets = frozenset(plan.wanted)
     count_all = plan.budget is not None
     known = KnownDocuments(journal.directory / KNOWN_NAME)
-    open_worker = partial(open_tokenizer, plan.settings, plan.rows, buckets, count_all, known)
+    shared = journal.directory / SHARED_NAME
+    open_worker = partial(
+        open_tokenizer, plan.settings, plan.rows, buckets, count_all, known, shared
+    )
     # Loaded before the workers fork, so that they share its memory.
     load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
     if plan.settings.columns or plan.settings.transforms:
         import nmoe_core.shards.columns  # noqa: F401  (forked workers share it)
+    Chain(plan.settings.transforms)  # so do they its modules; a missing package is found here
     # Workers start before the lock is taken: they would inherit it and may outlive this process.
     with open_pool(plan.settings.compute, open_worker) as pool, output_lock(split_dir):
         try:

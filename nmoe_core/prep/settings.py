@@ -67,6 +67,11 @@ class PrepSettings(ShardKeys):
         return values | versions | kept | changed | {"tokenizer": self.chosen.encoding}
 
     @property
+    def reads_corpus(self) -> bool:
+        """Whether what is made of a document depends on other documents of the split."""
+        return any(table.reads_corpus for table in self.transforms)
+
+    @property
     def chosen(self) -> TokenizerSettings:
         """Settings of the tokenizer."""
         return TokenizerSettings(self.tokenizer, self.engine, self.eos_token, self.bos_token)

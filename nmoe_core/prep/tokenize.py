@@ -7,7 +7,8 @@ a few numbers per document as arrays, so the writer does no work per document.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from nmoe_core.base.docid import buckets_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.encode import Encoded, Encoder
 from nmoe_core.prep.incremental.new_records import Note, read_block
+from nmoe_core.prep.incremental.record_digests import RecordDigests
 from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.lines import LINE_ROW
@@ -28,7 +30,6 @@ from nmoe_core.text.transforms.chain import Chain, Changed
 
 OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere", "skipped")
 KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE, SKIPPED = range(len(OUTCOMES))
-_BATCH_CHARS = 4 * 2**20
 
 
 @dataclass(slots=True)
@@ -135,6 +136,8 @@ class BlockTokenizer(NamedTuple):
     """Documents that the split already has."""
     transforms: Chain | None
     """Changes of the text before it is tokenised."""
+    digests: RecordDigests | None
+    """What transforms that read the corpus decide about each record."""
 
 
 def open_tokenizer(
@@ -143,14 +146,16 @@ def open_tokenizer(
     buckets: frozenset[int],
     count_all: bool,
     known: KnownDocuments | None,
+    shared: Path,
 ) -> BlockTokenizer:
-    """Create the state of a worker."""
+    """Create the state of a worker; `shared` is the directory of what documents share."""
     tokenizer = load_tokenizer(settings.chosen)
     integers = shard_format(settings).integers
     encoder = Encoder(tokenizer, settings, integers, known)
-    transforms = Chain(settings.transforms) if settings.transforms else None
+    transforms = Chain(settings.transforms, shared) if settings.transforms else None
+    digests = RecordDigests(shared) if settings.reads_corpus else None
     return BlockTokenizer(
-        tokenizer, encoder, settings, rows, buckets, count_all, integers, known, transforms
+        tokenizer, encoder, settings, rows, buckets, count_all, integers, known, transforms, digests
     )
 
 
@@ -164,20 +169,15 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         FormatError: The tokenizer returned ids that a shard must not contain (E-SHARD-DOCUMENT).
         SourceError: The block cannot be read.
     """
-    read = read_block(block, worker.rows, worker.known)
+    read = read_block(block, worker.rows, worker.known, worker.digests)
     records = read.records
     columns = _columns(worker, records)
     is_wanted = columns.outcomes == KEPT
     wanted = np.flatnonzero(is_wanted)
-    names = [records.ids[i] for i in wanted.tolist()]
-    texts = [records.texts[i] for i in wanted.tolist()]
-    records.texts.clear()  # so that each batch frees its texts
     stored = _Stored(columns=[columns.take(~is_wanted)])
-    start = 0
-    while texts:
-        batch = _take_batch(texts)
-        part = slice(start, start := start + len(batch))
-        _tokenize(worker, batch, names[part], columns.take(wanted[part]), wanted[part], stored)
+    needed = [] if worker.transforms is None else worker.transforms.columns
+    for part, batch in read.batches(wanted, needed):
+        _tokenize(worker, batch, columns.take(wanted[part]), wanted[part], stored)
     for i, reason in stored.failed.items():
         records.bad[i] = BadRecord(records.rows[i], block.where(records.rows[i]), reason)
     tokens, ids, lines, changes = _by_shard(worker, stored, read.keys)
@@ -288,30 +288,20 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
     return Columns(rows, outcomes, buckets, *sizes, are_replaced, zeros - 1, parts, are_emptied)
 
 
-def _take_batch(texts: list[str]) -> list[str]:
-    """Remove a batch of texts from the front of the list; a long text forms a batch alone."""
-    ends = np.cumsum([len(text) for text in texts])
-    fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
-    batch = texts[:fitting]
-    texts[:] = texts[fitting:]
-    return batch
-
-
 def _tokenize(
-    worker: BlockTokenizer,
-    texts: list[str],
-    names: list[str],
-    columns: Columns,
-    records: np.ndarray,
-    stored: _Stored,
+    worker: BlockTokenizer, raw: Batch, columns: Columns, records: np.ndarray, stored: _Stored
 ) -> None:
-    """Tokenise one batch into documents; `columns` are the columns of its `records`. Empties
-    `texts`, so that long texts are not in memory twice."""
+    """Tokenise one batch into documents; `columns` are the columns of its `records`. Empties its
+    texts, so that long texts are not in memory twice."""
+    names = list(raw.ids)
+    texts = cast("list[str]", raw.texts)
     normal, encoded = normalize_batch(texts)
     texts.clear()
     changed: dict[int, Changed] = {}
     if worker.transforms is not None:
-        normal, encoded, changed = worker.transforms.apply(Batch(normal, encoded, names))
+        normal, encoded, changed = worker.transforms.apply(
+            raw._replace(texts=normal, payloads=encoded)
+        )
         columns.are_emptied[:] = [i in changed and not encoded[i] for i in range(len(encoded))]
     stored.num_text_bytes += sum(map(len, encoded))
     of_texts, num_known = worker.encoder.documents(normal, encoded)

@@ -44,7 +44,7 @@ def as_rows(found: Sequence[Changed | None]) -> pa.RecordBatch:
     """The rows of documents in the order of `found`; None for a document without changes."""
     removed = [0 if one is None else one.chars_removed for one in found]
     originals = [None if one is None else one.original_sha256 for one in found]
-    changes = [[] if one is None else [change._asdict() for change in one.changes] for one in found]
+    changes = [[] if one is None else one.changes for one in found]
     return pa.RecordBatch.from_arrays(
         [
             pa.array(removed, pa.int64()),

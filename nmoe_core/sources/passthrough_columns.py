@@ -40,6 +40,15 @@ class Kept(NamedTuple):
 
         return self._replace(rows=self.rows.take(pa.array(numbers, pa.int64())))
 
+    def texts(self, name: str, numbers: Sequence[int]) -> list[str | None]:
+        """The values of a column in some rows; None for a value that is missing or no text."""
+        if name not in self.rows.schema.names:
+            return [None] * len(numbers)
+        values = self.take(numbers).rows.column(name).to_pylist()
+        if self.rows.schema.metadata == _AS_JSON:
+            values = [None if value is None else orjson.loads(value) for value in values]
+        return [value if isinstance(value, str) else None for value in values]
+
 
 def json_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Kept:
     """The columns of JSON records, each given as a row of values in the order of `names`."""

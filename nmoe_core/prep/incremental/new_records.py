@@ -4,17 +4,21 @@ A JSON line without passthrough columns is recognised by its bytes, without pars
 are recognised by id and raw text.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from nmoe_core.prep.incremental.record_digests import RecordDigests
 from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
 from nmoe_core.shards.lines import line_keys, placed_keys
 from nmoe_core.sources.file_sources import BLOCK_BYTES
 from nmoe_core.sources.jsonl import LinesBlock
 from nmoe_core.sources.passthrough_columns import Kept
 from nmoe_core.sources.records import BadRecord, Block, Record, RecordColumns, Rows
+from nmoe_core.text.transforms.batch import Batch
+
+_BATCH_CHARS = 4 * 2**20
 
 
 class Note(NamedTuple):
@@ -39,15 +43,56 @@ class BlockRecords(NamedTuple):
     match: LineMatch | None = None
     """Documents of the block that are copied whole."""
     notes: tuple[Note, ...] = ()
+    places: np.ndarray = np.zeros(0, np.int64)
+    """int64: place of each record in `kept`."""
+
+    def column(self, name: str, numbers: Sequence[int]) -> list[str | None]:
+        """The texts of a passthrough column of some records; None for another value."""
+        if self.kept is None:
+            return [None] * len(numbers)
+        return self.kept.texts(name, self.places[list(numbers)].tolist())
+
+    def batches(
+        self, wanted: np.ndarray, columns: Sequence[str] = ()
+    ) -> Iterator[tuple[slice, Batch]]:
+        """Batches of the records with the indices `wanted`, and where they are in `wanted`.
+
+        Their texts are not normalised yet, and not kept elsewhere, so that the caller can free
+        them; `columns` are the passthrough columns that they need.
+        """
+        numbers = wanted.tolist()
+        names = [self.records.ids[i] for i in numbers]
+        rows = [self.records.rows[i] for i in numbers]
+        texts = [self.records.texts[i] for i in numbers]
+        self.records.texts.clear()
+        values = {name: self.column(name, numbers) for name in columns}
+        start = 0
+        while texts:
+            batch = _take_batch(texts)
+            part = slice(start, start := start + len(batch))
+            own = {name: column[part] for name, column in values.items()}
+            yield part, Batch(batch, (), names[part], rows[part], own)
 
 
-def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockRecords:
-    """The records of a block that belong to the split and are not known."""
+def _take_batch(texts: list[str]) -> list[str]:
+    """Remove a batch of texts from the front of the list; a long text forms a batch alone."""
+    ends = np.cumsum([len(text) for text in texts])
+    fitting = max(int(np.searchsorted(ends, _BATCH_CHARS, side="right")), 1)
+    batch = texts[:fitting]
+    texts[:] = texts[fitting:]
+    return batch
+
+
+def read_block(
+    block: Block, rows: Rows, known: KnownDocuments | None, digests: RecordDigests | None
+) -> BlockRecords:
+    """The records of a block that belong to the split and are not known. `digests` are part of
+    their keys."""
     if not rows.overlaps(block.start.row, block.end.row):
         return BlockRecords(RecordColumns(), np.zeros((0, 2), np.uint64))
     has_columns = bool(block.reading.kept)  # the values of columns exist only in parsed records
     if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
-        return _read_lines(block, lines, rows, known)
+        return _read_lines(block, lines, rows, known, digests)
     records = list(block.records())
     match = None
     kept = block.kept(records) if has_columns else None
@@ -57,14 +102,17 @@ def read_block(block: Block, rows: Rows, known: KnownDocuments | None) -> BlockR
         kept = kept and kept.take(wanted)
     notes = (*_notes(block, records),)
     keys = _record_keys(records)
+    row_numbers = np.array([record.row for record in records], np.int64)
+    places = np.arange(len(records))
+    if digests is not None:
+        keys = digests.mixed(keys, row_numbers)
     if known is not None and known.has_lines:
         match = known.find_lines(keys)
-        new = np.delete(np.arange(len(keys)), match.lines)
-        row_numbers = np.array([record.row for record in records], np.int64)
+        new = places = np.delete(places, match.lines)
         match = match._replace(lines=row_numbers[match.lines] - block.start.row)
         records = [records[i] for i in new.tolist()]
         keys = keys[new]
-    return BlockRecords(RecordColumns.of(records), keys, kept, match, notes)
+    return BlockRecords(RecordColumns.of(records), keys, kept, match, notes, places)
 
 
 def _notes(block: Block, records: Iterable[Record | BadRecord] = ()) -> Iterator[Note]:
@@ -79,9 +127,15 @@ def _notes(block: Block, records: Iterable[Record | BadRecord] = ()) -> Iterator
 
 
 def _read_lines(
-    block: LinesBlock, lines: list[bytes], rows: Rows, known: KnownDocuments | None
+    block: LinesBlock,
+    lines: list[bytes],
+    rows: Rows,
+    known: KnownDocuments | None,
+    digests: RecordDigests | None,
 ) -> BlockRecords:
     keys = line_keys(lines)
+    if digests is not None:
+        keys = digests.mixed(keys, np.arange(block.start.row, block.start.row + len(lines)))
     match = None
     wanted = np.ones(len(lines), np.bool_)
     if rows != Rows():

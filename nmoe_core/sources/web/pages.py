@@ -14,7 +14,7 @@ from nmoe_core.sources.records import Reading
 
 MAX_PAGE_BYTES = 16 * 2**20
 _HEAD_BYTES = 1024
-_META = re.compile(rb"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.I)
+_META = re.compile(r"<meta[^>]{0,200}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.I)
 _DIVISION = re.compile(r"<(/?)(?:div|article)\b", re.I)
 # The time of an extraction grows with the square of the depth of these.
 _MOST_DEPTH = 256
@@ -101,8 +101,8 @@ def _declared(payload: bytes, charset: str | None) -> str | None:
     marked = marked_encoding(payload)
     if marked != "utf-8" or payload.startswith(b"\xef\xbb\xbf"):
         return marked
-    found = _META.search(payload[:_HEAD_BYTES])
-    of_meta = found[1].decode() if found else None
+    found = _META.search(payload[:_HEAD_BYTES].decode("latin-1"))
+    of_meta = found[1] if found else None
     for label in (charset, of_meta):
         known = label and map_encoding_to_html5(label.strip("\"' "), fallback_utf8=False)
         if known:

@@ -1,8 +1,10 @@
 """What a transform is given, and what it must do."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+from nmoe_core.text.transforms.corpus import Keys
 from nmoe_core.text.transforms.edits import Edit
 
 
@@ -14,12 +16,25 @@ class Batch(NamedTuple):
     """The same texts as UTF-8."""
     ids: Sequence[str]
     """Their ingest ids."""
+    rows: Sequence[int] = ()
+    """Row numbers of their records in the source."""
+    columns: Mapping[str, Sequence[str | None]] = MappingProxyType({})
+    """Values of the passthrough columns that transforms read; None for a value that is no text."""
 
 
 class Transform(Protocol):
-    """A change of documents, which depends on nothing but the document and the settings."""
+    """A change of documents, which depends on the document and the settings alone, unless its table
+    reads the corpus."""
 
     def edits(self, batch: Batch) -> dict[int, list[Edit]]:
         """The edits of each text that is changed, by its number in the batch; sorted, and without
         overlap."""
+        ...
+
+
+class CorpusTransform(Transform, Protocol):
+    """A transform whose changes depend on the keys that documents of a source share."""
+
+    def keys(self, batch: Batch) -> Keys:
+        """The keys of each text."""
         ...

@@ -6,12 +6,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.transforms import TransformTable
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.transforms.batch import Batch, Transform
+from nmoe_core.text.transforms.corpus import Keys, SharedKeys, table_path
 from nmoe_core.text.transforms.edits import Change, Edit, edited, edits_between
 
 NORMALISED = "normalise"
@@ -28,9 +30,18 @@ class Kind(NamedTuple):
     name: str
     """Name of its class in `nmoe_core.text.transforms`."""
 
-    def open(self, table: TransformTable) -> Transform:
-        """A transform with these settings."""
-        return getattr(import_module(f"nmoe_core.text.transforms.{self.module}"), self.name)(table)
+    def open(self, table: TransformTable, *shared: SharedKeys) -> Transform:
+        """A transform with these settings, and the keys that documents share if it needs them.
+        Raises ConfigError if a package is not installed."""
+        try:
+            module = import_module(f"nmoe_core.text.transforms.{self.module}")
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"transforms of kind {table.kind} need a package that is not installed",
+                found=str(error.name),
+                do="pip install 'nmoe-data[attributes]'",
+            ) from error
+        return getattr(module, self.name)(table, *shared)
 
 
 KINDS = {
@@ -38,6 +49,8 @@ KINDS = {
     "fix_text": Kind("fix_text/1", "fix_text", "FixText"),
     "licence_header": Kind("licence_header/1", "licence_header", "LicenceHeader"),
     "redact": Kind("redact/1", "redact", "Redact"),
+    "lines": Kind("lines/1", "lines", "LineRules"),
+    "paragraphs": Kind("paragraphs/1", "paragraphs", "Paragraphs"),
 }
 
 
@@ -71,6 +84,19 @@ def require_known_sources(
             )
 
 
+def require_columns(tables: Sequence[TransformTable], columns: Sequence[str], source: str) -> None:
+    """Raise ConfigError if a transform reads a column that the source does not keep."""
+    for table in tables:
+        if missing := sorted(set(table.reads_columns) - set(columns)):
+            raise ConfigError(
+                f"a transform of kind {table.kind} reads a column that is not kept",
+                where=source,
+                found=missing[0],
+                expected=", ".join(columns) or "no columns",
+                do="add it to the columns of [attributes] or of the source",
+            )
+
+
 def identity(tables: Sequence[TransformTable]) -> list[dict[str, Any]]:
     """The settings and code versions of transforms, and of the packages that they use: equal values
     mean equal texts. Raises ConfigError if a package is not installed."""
@@ -97,28 +123,50 @@ def _packages(table: TransformTable) -> dict[str, Any]:
 class Chain:
     """The transforms of one source, opened once per worker."""
 
-    def __init__(self, tables: Sequence[TransformTable]) -> None:
+    def __init__(self, tables: Sequence[TransformTable], shared: Path | None = None) -> None:
+        """`shared` has the tables of transforms that read the corpus. Without it, these transforms
+        change only what depends on one document."""
         self._tables = tables
-        self._transforms = [KINDS[table.kind].open(table) for table in tables]
+        self._transforms: list[Any] = []
+        for step, table in enumerate(tables):
+            keys = []
+            if shared is not None and table.reads_corpus:
+                keys = [SharedKeys(table_path(shared, step))]
+            self._transforms.append(KINDS[table.kind].open(table, *keys))
+        self.columns = sorted({name for table in tables for name in table.reads_columns})
+        """Columns of the documents that the transforms read."""
 
     def apply(self, batch: Batch) -> tuple[list[str], list[bytes], dict[int, Changed]]:
         """The texts after all transforms, normalised, as text and as UTF-8; and what was done to
         those that changed, by their number."""
+        texts, payloads, changes = self._through(batch, len(self._transforms))
+        self._normalise(texts, payloads, changes)
+        same = [i for i in changes if payloads[i] == batch.payloads[i]]
+        for i in same:  # the edits cancel each other
+            del changes[i]
+        return texts, payloads, {i: _changed(batch, texts, i, changes[i]) for i in sorted(changes)}
+
+    def keys(self, batch: Batch, step: int) -> Keys:
+        """The keys of a transform that reads the corpus, of the texts after those before it."""
+        texts, payloads, _ = self._through(batch, step)
+        keys: Keys = self._transforms[step].keys(batch._replace(texts=texts, payloads=payloads))
+        return keys
+
+    def _through(
+        self, batch: Batch, stop: int
+    ) -> tuple[list[str], list[bytes], dict[int, list[Change]]]:
+        """The texts after the first transforms, and the changes of each changed text."""
         texts = list(batch.texts)
         payloads = list(batch.payloads)
         changes: dict[int, list[Change]] = {}
-        for step, (table, transform) in enumerate(zip(self._tables, self._transforms)):
+        for step, (table, transform) in enumerate(zip(self._tables[:stop], self._transforms)):
             found = transform.edits(batch._replace(texts=texts, payloads=payloads))
             for i, edits in found.items():
                 recorded = _changes(step, table.kind, texts[i], edits, table.keep_removed)
                 changes.setdefault(i, []).extend(recorded)
                 texts[i] = edited(texts[i], edits)
                 payloads[i] = texts[i].encode()
-        self._normalise(texts, payloads, changes)
-        same = [i for i in changes if payloads[i] == batch.payloads[i]]
-        for i in same:  # the edits cancel each other
-            del changes[i]
-        return texts, payloads, {i: _changed(batch, texts, i, changes[i]) for i in sorted(changes)}
+        return texts, payloads, changes
 
     def _normalise(
         self, texts: list[str], payloads: list[bytes], changes: Mapping[int, list[Change]]

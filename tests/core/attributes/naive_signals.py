@@ -14,17 +14,17 @@ _UNSPACED = (
     for char in map(chr, range(0x20000))
     if name(char, "").startswith(SOUTH_EAST) and category(char)[0] in "LMN"
 )
-_WORDS = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+WORDS = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _SENTENCE = re.compile(
     f"[{names.SENTENCE_ENDS}][{re.escape(names.CLOSERS)}]*(?=\\s|$)|[{names.WIDE_SENTENCE_ENDS}]"
 )
 _COUNTER = re.compile(names.COUNTER.replace(r"[^\pL\pN_]", r"\W"), re.IGNORECASE)
-_POLICY = re.compile(names.POLICY, re.IGNORECASE)
+_POLICY = re.compile(f"{names.JAVASCRIPT}|{names.POLICY}", re.IGNORECASE)
 
 
 def signals(text: str) -> dict[str, float]:
     """The numbers of one text without white space at its ends."""
-    words = _WORDS.findall(text)
+    words = WORDS.findall(text)
     solid = [word for word in words if letters(word)]
     lines = [line for line in text.split("\n") if line.strip()]
     paragraphs = [part for part in re.split(r"\n{2,}", text) if part]
@@ -49,7 +49,7 @@ def signals(text: str) -> dict[str, float]:
         "ended_lines": share(sum(line.rstrip()[-1] in names.LINE_ENDS for line in lines), lines),
         "short_lines": share(sum(len(line) <= 30 for line in lines), lines),
         "c4_lines": share(len(kept), lines),
-        "refinedweb_cut_words": share(sum(len(_WORDS.findall(line)) for line in cut), words),
+        "refinedweb_cut_words": share(sum(len(WORDS.findall(line)) for line in cut), words),
         "dup_lines": share(len(repeats(lines)), lines),
         "dup_line_chars": share(len("".join(repeats(lines))), text),
         "dup_paragraphs": share(len(repeats(paragraphs)), paragraphs),
@@ -79,7 +79,7 @@ def letters(word: str) -> str:
 
 def is_c4(line: str) -> bool:
     """Whether C4 keeps a line."""
-    words, line = _WORDS.findall(line), line.strip()
+    words, line = WORDS.findall(line), line.strip()
     return (
         line[-1] in names.LINE_ENDS
         and not line.endswith("...")
@@ -94,7 +94,7 @@ def is_cut(line: str) -> bool:
     return bool(
         sum(map(str.isupper, line)) > len(line) / 2
         or re.fullmatch(r"\d+", "".join(line.split()))
-        or len(_WORDS.findall(line)) < 2
+        or len(WORDS.findall(line)) < 2
         or _COUNTER.search(line)
     )
 

@@ -14,7 +14,7 @@ from nmoe_core.base.compute.tables import ComputeTable
 from nmoe_core.base.strict import validate
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.config.transforms import Base64Table
+from nmoe_core.config.transforms import Base64Table, LinesTable
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
@@ -248,6 +248,22 @@ def test_a_transform_of_an_unknown_source_or_key_is_refused(project: Path) -> No
             run_sources(run)
 
 
+def test_a_site_column_that_the_source_does_not_keep_is_refused(project: Path) -> None:
+    from nmoe_core.prep.mixture import prep_settings, run_sources
+
+    table = {"kind": "lines", "boilerplate_documents": 5, "site_column": "link"}
+    run = Run(project, {"transforms": (table,)})
+    with refused("E-CONFIG", naming=["link", "columns"]):
+        prep_settings(run, run_sources(run)[0], "train")
+
+
 def test_a_table_is_checked() -> None:
     with refused("E-CONFIG", naming=["min_chars"]):
         validate(Base64Table, {"kind": "base64_blobs", "min_chars": 3}, "here")
+    for keys, named in (
+        ({"presets": ["c5"]}, "presets"),
+        ({"bad_starts": [" "]}, "bad_starts"),
+        ({"refinedweb_ends": ["a\nb"]}, "refinedweb_ends"),
+    ):
+        with refused("E-CONFIG", naming=[named]):
+            validate(LinesTable, {"kind": "lines", **keys}, "here")

@@ -1,0 +1,237 @@
+"""Removes lines by the rules of C4, FineWeb and RefinedWeb, by their start, and boilerplate.
+
+Each rule gives a mask of the lines of a batch, and the first rule that holds for a line removes it.
+Lines are searched for phrases only in texts that contain one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import insort
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from xxhash import xxh3_64_intdigest
+
+from nmoe_core.config.transforms import LinesTable
+from nmoe_core.text.transforms.batch import Batch
+from nmoe_core.text.transforms.corpus import Keys, SharedKeys
+from nmoe_core.text.transforms.cuts import Span, cuts, with_inner
+from nmoe_core.text.transforms.edits import Edit, edited
+from nmoe_core.text.transforms.line_kernel import Lines, measure
+from nmoe_core.text.transforms.line_patterns import COUNT, COUNTER, JAVASCRIPT, POLICY
+
+RULES = (
+    *("c4_max_word_chars", "c4_end_punctuation", "c4_min_words", "c4_javascript", "c4_policy"),
+    *("refinedweb_max_upper", "refinedweb_digits", "refinedweb_counter", "refinedweb_min_words"),
+    *("bad_starts", "boilerplate_documents"),
+)
+"""Rules that remove lines, in order: a line is recorded with the first one that holds."""
+_KEPT = len(RULES)
+_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+
+
+class LineRules:
+    """The transform `lines`; without `shared`, the rule about boilerplate does not apply."""
+
+    def __init__(self, table: LinesTable, shared: SharedKeys | None = None) -> None:
+        self._table = table
+        self._shared = shared
+        self._searches = _searches(table)
+        self._short = _short_patterns(table)
+
+    def edits(self, batch: Batch) -> dict[int, list[Edit]]:
+        """The removed lines and parts of lines of each text, by its number. Consecutive lines that
+        one rule removes are one edit."""
+        whole = list(batch.texts)
+        texts, payloads, cited = self._without_citations(batch)
+        lines = measure(payloads)
+        rules, is_short = self._decided(batch, texts, lines)
+        is_partial = is_short.copy()
+        for i in cited:  # offsets refer to the text with its citations
+            starts = _starts(batch.texts[i])
+            first = int(lines.bounds[i])
+            lines.starts[first : first + len(starts)] = starts
+            marks = [mark.start() for mark in _CITATION.finditer(batch.texts[i])]
+            is_partial[first + np.searchsorted(starts, marks, "right") - 1] = True
+        is_partial &= rules == _KEPT
+        ends = np.append(lines.starts[1:], 0)
+        ends[lines.bounds[1:] - 1] = [len(text) for text in batch.texts]
+        spans = _removed(lines, rules, ends)
+        inner: dict[int, list[Edit]] = {}
+        partial = np.flatnonzero(is_partial)
+        columns = lines.texts_of(partial), lines.starts[partial], ends[partial], is_short[partial]
+        for i, start, end, has_phrase in zip(*(column.tolist() for column in columns)):
+            line = whole[i][start:end].removesuffix("\n")
+            parts = self._parts(line, has_phrase)
+            if parts and not edited(line, parts).strip():
+                insort(spans.setdefault(i, []), (start, end, parts[0].rule))
+            else:
+                moved = (Edit(start + one.start, start + one.end, one.rule) for one in parts)
+                inner.setdefault(i, []).extend(moved)
+        found = {}
+        for i in sorted(spans.keys() | inner.keys()):
+            edits = cuts(batch.texts[i], spans.get(i, []))
+            if edits := with_inner(edits, inner.get(i, [])):
+                found[i] = edits
+        return found
+
+    def keys(self, batch: Batch) -> Keys:
+        """A key of each line and its site."""
+        lines = measure(self._without_citations(batch)[1])
+        solid = np.flatnonzero(lines.solid)
+        return Keys(self._with_sites(batch, lines)[solid], lines.texts_of(solid))
+
+    def _without_citations(
+        self, batch: Batch
+    ) -> tuple[Sequence[str], Sequence[bytes], frozenset[int]]:
+        """The texts without marks of citations, as text and as UTF-8, with the same lines; and the
+        numbers of the texts that had any."""
+        if not self._table.c4_citations:
+            return batch.texts, batch.payloads, frozenset()
+        cited = [i for i, text in enumerate(batch.texts) if "[" in text and _CITATION.search(text)]
+        texts = list(batch.texts)
+        payloads = list(batch.payloads)
+        for i in cited:
+            texts[i] = _CITATION.sub("", texts[i])
+            payloads[i] = texts[i].encode()
+        return texts, payloads, frozenset(cited)
+
+    def _decided(
+        self, batch: Batch, texts: Sequence[str], lines: Lines
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """For each line the number of the rule that removes it, or `_KEPT`; and whether it is a
+        short line that contains a phrase of `refinedweb_*`."""
+        masks = self._measured(lines)
+        masks |= self._found(texts, lines)
+        if self._shared is not None:
+            shared = self._shared.find(self._with_sites(batch, lines))
+            masks["boilerplate_documents"] = shared >= 0
+        rules = np.full(len(lines.solid), _KEPT, np.uint8)
+        for number, name in reversed([*enumerate(RULES)]):
+            if name in masks:
+                rules[masks[name]] = number
+        rules[lines.solid == 0] = _KEPT
+        is_short = masks.get("short", np.zeros(len(rules), np.bool_))
+        is_short &= (rules == _KEPT) & (lines.words <= self._table.refinedweb_short_words)
+        return rules, is_short
+
+    def _measured(self, lines: Lines) -> dict[str, np.ndarray]:
+        """Masks of the rules that need no phrases, as far as they are set."""
+        table = self._table
+        masks = {
+            "c4_max_word_chars": lines.longest > table.c4_max_word_chars,
+            "c4_end_punctuation": lines.ends == 0,
+            "c4_min_words": lines.words < table.c4_min_words,
+            "refinedweb_max_upper": lines.upper > table.refinedweb_max_upper * lines.chars,
+            "refinedweb_digits": lines.digits == lines.solid,
+            "refinedweb_min_words": lines.words < table.refinedweb_min_words,
+        }
+        return {name: mask for name, mask in masks.items() if getattr(table, name)}
+
+    def _found(self, texts: Sequence[str], lines: Lines) -> dict[str, np.ndarray]:
+        """Masks of the rules that look for phrases."""
+        masks = {name: np.zeros(len(lines.solid), np.bool_) for name in self._searches}
+        if not masks:
+            return masks
+        column = pa.array(texts, pa.large_string())
+        anything = "|".join(one for one, _ in self._searches.values())
+        some = np.flatnonzero(_matches(column, anything))
+        parts = pc.call_function(
+            "split_pattern", [column.take(pa.array(some))], pc.SplitPatternOptions("\n")
+        ).flatten()
+        bounds = lines.bounds
+        places = [np.arange(bounds[i], bounds[i + 1]) for i in some.tolist()]
+        for name, (_, pattern) in self._searches.items():
+            if places:
+                masks[name][np.concatenate(places)] = _matches(parts, pattern)
+        return masks
+
+    def _with_sites(self, batch: Batch, lines: Lines) -> np.ndarray:
+        """The hash of each line with that of its site."""
+        if self._table.site_column is None:
+            return lines.hashes
+        sites = [_site(value) for value in batch.columns[self._table.site_column]]
+        hashes = np.array([xxh3_64_intdigest(site.encode()) for site in sites], np.uint64)
+        return lines.hashes ^ np.repeat(hashes, np.diff(lines.bounds))
+
+    def _parts(self, line: str, has_phrase: bool) -> list[Edit]:
+        """The parts that a line loses: marks of citations, and the phrases of a short line."""
+        found = []
+        if self._table.c4_citations:
+            found += [Edit(*mark.span(), "c4_citations") for mark in _CITATION.finditer(line)]
+        if has_phrase:
+            for name, pattern in self._short:
+                found += [Edit(*phrase.span(), name) for phrase in pattern.finditer(line)]
+        return with_inner([], found)
+
+
+def _removed(lines: Lines, rules: np.ndarray, ends: np.ndarray) -> dict[int, list[Span]]:
+    """Runs of removed lines of each text; `ends` are the ends of all lines."""
+    removed = np.flatnonzero(rules < _KEPT)
+    texts = lines.texts_of(removed)
+    is_first = np.diff(removed, prepend=-2) != 1
+    is_first[1:] |= (np.diff(rules[removed]) != 0) | (np.diff(texts) != 0)
+    begins = np.flatnonzero(is_first)
+    lasts = removed[np.append(begins[1:], len(removed))[: len(begins)] - 1]
+    firsts = removed[begins]
+    columns = texts[begins], lines.starts[firsts], ends[lasts], rules[firsts]
+    spans: dict[int, list[Span]] = {}
+    for i, start, end, rule in zip(*(column.tolist() for column in columns)):
+        spans.setdefault(i, []).append((start, end, RULES[rule]))
+    return spans
+
+
+def _matches(texts: pa.Array, pattern: str) -> np.ndarray:
+    options = pc.MatchSubstringOptions(pattern, ignore_case=True)
+    found = pc.call_function("match_substring_regex", [texts], options)
+    return found.to_numpy(zero_copy_only=False)
+
+
+def _searches(table: LinesTable) -> dict[str, tuple[str, str]]:
+    """For each rule that looks for phrases, a pattern that matches all texts with such lines, and
+    the pattern of the lines."""
+    starts = _any_of(table.bad_starts)
+    short = _any_of([*table.refinedweb_starts, *table.refinedweb_ends, *table.refinedweb_anywhere])
+    found = {
+        "c4_javascript": table.c4_javascript and (JAVASCRIPT, JAVASCRIPT),
+        "c4_policy": table.c4_policy and (POLICY, POLICY),
+        "refinedweb_counter": table.refinedweb_counter and (COUNT, COUNTER),
+        "bad_starts": starts and (rf"(?:^|\n)[\s\pZ]*{starts}", rf"^[\s\pZ]*{starts}"),
+        "short": short and (short, short),
+    }
+    return {name: patterns for name, patterns in found.items() if patterns}
+
+
+def _short_patterns(table: LinesTable) -> list[tuple[str, re.Pattern[str]]]:
+    """Patterns of the phrases of short lines, by rule; a phrase is of whole words."""
+    starts, ends, anywhere = (
+        _any_of(phrases)
+        for phrases in (table.refinedweb_starts, table.refinedweb_ends, table.refinedweb_anywhere)
+    )
+    found = {
+        "refinedweb_starts": starts and rf"^\s*{starts}(?!\w)",
+        "refinedweb_ends": ends and rf"(?<!\w){ends}\W*$",
+        "refinedweb_anywhere": anywhere and rf"(?<!\w){anywhere}(?!\w)",
+    }
+    return [(name, re.compile(one, re.IGNORECASE)) for name, one in found.items() if one]
+
+
+def _any_of(phrases: Sequence[str]) -> str:
+    longest_first = sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
+    return f"(?:{'|'.join(map(re.escape, longest_first))})" if phrases else ""
+
+
+def _site(url: str | None) -> str:
+    """The host of a URL, or the value itself; empty for a document without a value."""
+    try:
+        return urlsplit(url or "").hostname or (url or "").lower()
+    except ValueError:  # not a URL
+        return (url or "").lower()
+
+
+def _starts(text: str) -> list[int]:
+    return [0, *(match.end() for match in re.finditer("\n", text))]

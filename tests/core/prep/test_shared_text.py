@@ -1,0 +1,255 @@
+"""Transforms that depend on other documents: boilerplate of a site, and repeated paragraphs."""
+
+import os
+import random
+import re
+import signal
+from collections import Counter
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from nmoe_core.base.compute.tables import ComputeTable
+from nmoe_core.config.transforms import LinesTable, ParagraphsTable, TransformTable
+from nmoe_core.shards.changes import read_changes
+from nmoe_core.shards.documents import read_ids
+from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.sources.storage import SourceFile
+from nmoe_core.text.normalise import normalize_text
+from nmoe_core.text.transforms.batch import Batch
+from nmoe_core.text.transforms.chain import Chain
+from tests.core.prep.conftest import Web
+from tests.project import json_lines
+
+pytest.importorskip("numba")
+pytest.importorskip("pyarrow")
+
+Rows = list[dict[str, str]]
+_LEAST = 5
+_MIN_CHARS = 40
+_MENU = ("Home  News", "Contact", "© 2024 All rights reserved", "Home News", "Login")
+_BY_SITE = LinesTable(kind="lines", boilerplate_documents=_LEAST, site_column="url")
+_OF_SOURCE = LinesTable(kind="lines", boilerplate_documents=_LEAST)
+_PARAGRAPHS = ParagraphsTable(kind="paragraphs", min_chars=_MIN_CHARS)
+
+
+def _rows(rng: random.Random, count: int = 300) -> Rows:
+    """Pages with menus, and paragraphs that other pages have too."""
+    known = [" ".join(f"{rng.randrange(10**6)}" for _ in range(9)) for _ in range(60)]
+    return [_page(rng, i, known) for i in range(count)]
+
+
+def _page(rng: random.Random, i: int, known: list[str]) -> dict[str, str]:
+    parts = rng.choices(known, k=rng.randrange(4))
+    parts += [" ".join(f"w{rng.randrange(10**6)}" for _ in range(12)) for _ in range(2)]
+    rng.shuffle(parts)
+    lines = [*rng.sample(_MENU, 2), f"page {i}", *parts]
+    site = rng.choice(("a.org", "b.org", "c.org", "rare.org"))
+    url = f"https://{site}:80/{i}" if site != "rare.org" or i < 4 else "not a URL ["
+    return {"id": f"doc-{i}", "text": rng.choice(("\n", "\n\n")).join(lines), "url": url}
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _site(row: dict[str, str]) -> str:
+    return urlsplit(row["url"]).hostname or "" if "[" not in row["url"] else row["url"]
+
+
+def _without_boilerplate(rows: Rows, by_site: bool) -> Rows:
+    """Plainly: count the documents of each line, then leave lines out."""
+
+    def keys(row: dict[str, str]) -> list[tuple[str, str]]:
+        site = _site(row) if by_site else ""
+        return [(site, _words(line)) for line in row["text"].split("\n")]
+
+    counts = Counter(key for row in rows for key in set(keys(row)) if key[1])
+    kept = []
+    for row in rows:
+        pairs = zip(row["text"].split("\n"), keys(row))
+        lines = [line for line, key in pairs if counts[key] < _LEAST]
+        kept.append(row | {"text": "\n".join(lines)})
+    return kept
+
+
+def _without_repeats(rows: Rows) -> Rows:
+    seen = set()
+    kept = []
+    for row in rows:
+        parts = []
+        for part in row["text"].split("\n\n"):
+            key = _words(part)
+            if len(part) >= _MIN_CHARS and key in seen:
+                continue
+            seen.add(key)
+            parts.append(part)
+        kept.append(row | {"text": "\n\n".join(parts)})
+    return kept
+
+
+def _source(web: Web, rows: Rows, columns: tuple[str, ...] = ("url",)) -> Web:
+    path = Path(web.source.files[0].path)
+    path.write_text(json_lines(rows), encoding="utf-8")
+    reading = web.source.reading._replace(kept=columns)
+    there = replace(web, source=JsonlSource(reading, [SourceFile(path, path.name)]))
+    return there.with_(columns=columns)
+
+
+def _found(web: Web) -> dict[str, str]:
+    """SHA-256 of the text of each document."""
+    return dict(pair for path in web.out.rglob("shard_*/*.ids.jsonl") for pair in read_ids(path))
+
+
+def _expected(rows: Rows) -> dict[str, str]:
+    """The same of these rows; blank lines at removed lines do not count."""
+    return {row["id"]: sha256(normalize_text(row["text"]).encode()).hexdigest() for row in rows}
+
+
+def _fresh(web: Web, place: Path) -> dict[str, str]:
+    web = web.at(place / web.out.parent.name / web.out.name)
+    web.prep()
+    return web.digest()
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return _rows(random.Random(5))
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 8192)
+
+
+@pytest.mark.parametrize("table", [_BY_SITE, _OF_SOURCE], ids=["site", "source"])
+def test_lines_that_many_documents_of_a_site_have_are_removed(
+    web: Web, rows: Rows, table: LinesTable
+) -> None:
+    web = _source(web, rows).with_(transforms=(table,), min_doc_tokens=0)
+    web.prep()
+    plain = _without_boilerplate(rows, by_site=table.site_column is not None)
+    assert _found(web) == _expected([_one_blank(row) for row in plain])
+    assert _expected(plain) != _expected(rows)
+
+
+def test_only_the_first_of_equal_paragraphs_is_kept(web: Web, rows: Rows) -> None:
+    for row in rows:
+        row["text"] = re.sub("\n+", "\n\n", row["text"])
+    rows[7]["text"] += "\n\n" + rows[7]["text"]  # twice in one document
+    web = _source(web, rows).with_(transforms=(_PARAGRAPHS,))
+    web.prep()
+    assert _found(web) == _expected(_without_repeats(rows))
+    changed = sum(len(table) for table in map(_changes, web.out.glob("shard_*")))
+    assert changed == sum(a != b for a, b in zip(rows, _without_repeats(rows)))
+
+
+def test_a_transform_reads_the_text_that_those_before_it_left(web: Web, rows: Rows) -> None:
+    for row in rows:
+        row["text"] = re.sub("\n+", "\n\n", row["text"])
+    web = _source(web, rows).with_(transforms=(_OF_SOURCE, _PARAGRAPHS), min_doc_tokens=0)
+    web.prep()
+    plain = _without_repeats([_one_blank(row) for row in _without_boilerplate(rows, False)])
+    assert _found(web) == _expected(plain)
+
+
+TABLES: list[tuple[TransformTable, ...]] = [(_BY_SITE, _PARAGRAPHS), (_PARAGRAPHS, _OF_SOURCE)]
+
+
+@pytest.mark.parametrize("tables", TABLES, ids=["site", "source"])
+def test_bytes_do_not_depend_on_workers_blocks_and_parts(
+    web: Web, rows: Rows, tmp_path: Path, tables: tuple[TransformTable, ...], monkeypatch: Any
+) -> None:
+    web = _source(web, rows).with_(transforms=tables)
+    web.prep()
+    several = web.with_(compute=ComputeTable(workers=3))
+    assert _fresh(several, tmp_path / "workers") == web.digest()
+    monkeypatch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 50_000)
+    monkeypatch.setattr("nmoe_core.prep.incremental.shared_keys._PART_BYTES", 1000)
+    monkeypatch.setattr("nmoe_core.prep.incremental.shared_keys._HELD_BYTES", 1000)
+    assert _fresh(web, tmp_path / "blocks") == web.digest()
+
+
+@pytest.mark.parametrize("columns", [("url",), ()], ids=["columns", "lines"])
+def test_after_changes_the_bytes_are_those_of_a_fresh_run(
+    web: Web, rows: Rows, tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    tables = (_BY_SITE if columns else _OF_SOURCE, _PARAGRAPHS)
+    rng = random.Random(11)
+    for step in range(4):
+        web = _source(web, rows, columns).with_(transforms=tables)
+        report = web.prep()
+        assert web.digest() == _fresh(web, tmp_path / f"fresh{step}")
+        if step:  # nearly all tokens are those of before
+            assert report.documents_reused > 0.8 * report.documents_tokenized
+        rows = [row for row in rows if rng.random() > 0.02]
+        for row in rng.sample(rows, 4):
+            other = rng.choice(rows)
+            row["text"], row["url"] = f"{row['text']}\n\n{other['text']}", other["url"]
+
+
+def test_a_document_whose_lines_are_decided_as_before_is_copied_whole(
+    web: Web, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = _source(web, rows).with_(transforms=(_OF_SOURCE, _PARAGRAPHS))
+    web.prep()
+    rows.append({"id": "new", "text": "some new text\n" * 9, "url": "https://a.org"})
+    _source(web, rows)
+    applied: list[str] = []
+    apply = Chain.apply
+
+    def recorded(chain: Chain, batch: Batch) -> Any:
+        applied.extend(batch.ids)
+        return apply(chain, batch)
+
+    monkeypatch.setattr(Chain, "apply", recorded)
+    web.prep()
+    assert applied == ["new"]
+
+
+@pytest.mark.parametrize("failpoint", ["write:1", "write:3", "rename:2", "rename:4", "fsync:6"])
+def test_a_run_that_is_killed_is_continued_to_the_same_bytes(
+    web: Web, rows: Rows, tmp_path: Path, failpoint: str
+) -> None:
+    web = _source(web, rows).with_(transforms=(_BY_SITE, _PARAGRAPHS))
+    wanted = _fresh(web, tmp_path / "fresh")
+    child = os.fork()
+    if not child:
+        os.environ["NMOE_FAILPOINT"] = f"{failpoint}:kill"
+        try:
+            web.prep()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    web.prep()
+    assert web.digest() == wanted
+
+
+def test_a_run_that_is_continued_does_not_read_all_text_twice(
+    web: Web, rows: Rows, tmp_path: Path, frequent_commits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = _source(web, rows).with_(transforms=(_OF_SOURCE, _PARAGRAPHS))
+    wanted = _fresh(web, tmp_path / "fresh")
+    web.interrupt()
+
+    def refuse(worker: object, job: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("nmoe_core.prep.incremental.shared_keys.block_keys", refuse)
+    web.prep()
+    assert web.digest() == wanted
+
+
+def _changes(shard_dir: Path) -> list[Any]:
+    """The rows of changed documents of a shard."""
+    rows = read_changes(shard_dir).column("changes").to_pylist()
+    return [changes for changes in rows if changes]
+
+
+def _one_blank(row: dict[str, str]) -> dict[str, str]:
+    """One blank line where several stood: lines between them were removed."""
+    return row | {"text": re.sub("\n\n+", "\n\n", row["text"])}
