@@ -15,7 +15,7 @@ from nmoe_core.cli.output import print_table
 from nmoe_core.config.transforms import LinesTable, ParagraphsTable
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.transforms.batch import Batch
-from nmoe_core.text.transforms.lines import LineRules
+from nmoe_core.text.transforms.lines.rules import LineRules
 from nmoe_core.text.transforms.paragraphs import Paragraphs
 
 _NUM_PAGES = 4000

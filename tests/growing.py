@@ -56,7 +56,7 @@ from nmoe_core.text.redact import Redactor
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.chain import KINDS, Chain
-from nmoe_core.text.transforms.lines import LineRules
+from nmoe_core.text.transforms.lines.rules import LineRules
 from tests.growth import processor_s
 
 Reader = Callable[[str], object]

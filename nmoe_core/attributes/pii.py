@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmoe_core.attributes.columns import SCHEMAS
-from nmoe_core.text.transforms.personal import PATTERNS, Pattern
+from nmoe_core.text.transforms.personal.patterns import PATTERNS, Pattern
 from nmoe_core.text.transforms.search import parts_of
 
 SCHEMA = SCHEMAS["pii"]

@@ -33,7 +33,7 @@ from nmoe_core.text.transforms.code_points import (
     decode,
     mix,
 )
-from nmoe_core.text.transforms.line_patterns import (
+from nmoe_core.text.transforms.lines.patterns import (
     CLOSERS,
     COUNTER,
     JAVASCRIPT,

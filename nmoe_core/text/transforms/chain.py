@@ -48,8 +48,8 @@ KINDS = {
     "base64_blobs": Kind("base64_blobs/1", "base64_blobs", "Base64Blobs"),
     "fix_text": Kind("fix_text/1", "fix_text", "FixText"),
     "licence_header": Kind("licence_header/1", "licence_header", "LicenceHeader"),
-    "redact": Kind("redact/1", "redact", "Redact"),
-    "lines": Kind("lines/1", "lines", "LineRules"),
+    "redact": Kind("redact/1", "personal.redact", "Redact"),
+    "lines": Kind("lines/1", "lines.rules", "LineRules"),
     "paragraphs": Kind("paragraphs/1", "paragraphs", "Paragraphs"),
 }
 

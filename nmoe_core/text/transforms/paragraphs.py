@@ -11,9 +11,9 @@ import numpy as np
 from nmoe_core.config.transforms import ParagraphsTable
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.corpus import Keys, SharedKeys
-from nmoe_core.text.transforms.cuts import cuts
 from nmoe_core.text.transforms.edits import Edit
-from nmoe_core.text.transforms.line_kernel import Lines, measure
+from nmoe_core.text.transforms.lines.cuts import cuts
+from nmoe_core.text.transforms.lines.kernel import Lines, measure
 
 RULE = "duplicate"
 

@@ -15,7 +15,7 @@ pytest.importorskip("numba")
 from nmoe_core.attributes.contamination import Evaluations, contamination
 from nmoe_core.attributes.pii import pii
 from nmoe_core.tasks.attributes import open_attribute
-from nmoe_core.text.transforms.personal import PATTERNS, is_email
+from nmoe_core.text.transforms.personal.patterns import PATTERNS, is_email
 from tests.core.attributes import naive
 from tests.project import REPOSITORY, json_lines, write_project
 from tests.refusals import refused

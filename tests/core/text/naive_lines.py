@@ -3,7 +3,7 @@
 import re
 
 from nmoe_core.config.transforms import LinesTable
-from nmoe_core.text.transforms.line_patterns import COUNTER, LINE_ENDS
+from nmoe_core.text.transforms.lines.patterns import COUNTER, LINE_ENDS
 from tests.core.attributes.naive_signals import WORDS
 
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")

@@ -13,7 +13,7 @@ from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.chain import Chain
 from nmoe_core.text.transforms.edits import edited, original
-from nmoe_core.text.transforms.lines import RULES, LineRules
+from nmoe_core.text.transforms.lines.rules import RULES, LineRules
 from tests.core.text.naive_lines import rule_of, shortened
 
 pa = pytest.importorskip("pyarrow")

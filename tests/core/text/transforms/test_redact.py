@@ -14,7 +14,7 @@ pytest.importorskip("phonenumbers")
 import phonenumbers
 
 from nmoe_core.base.errors import ConfigError
-from nmoe_core.text.transforms.personal import is_card
+from nmoe_core.text.transforms.personal.patterns import is_card
 from tests.core.text.transforms.applied import applied, batch_of, chain_of, one
 from tests.growth import growth
 from tests.project import REPOSITORY

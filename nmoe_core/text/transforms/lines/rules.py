@@ -19,10 +19,10 @@ from xxhash import xxh3_64_intdigest
 from nmoe_core.config.transforms import LinesTable
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.corpus import Keys, SharedKeys
-from nmoe_core.text.transforms.cuts import Span, cuts, with_inner
 from nmoe_core.text.transforms.edits import Edit, edited
-from nmoe_core.text.transforms.line_kernel import Lines, measure
-from nmoe_core.text.transforms.line_patterns import COUNT, COUNTER, JAVASCRIPT, POLICY
+from nmoe_core.text.transforms.lines.cuts import Span, cuts, with_inner
+from nmoe_core.text.transforms.lines.kernel import Lines, measure
+from nmoe_core.text.transforms.lines.patterns import COUNT, COUNTER, JAVASCRIPT, POLICY
 
 RULES = (
     *("c4_max_word_chars", "c4_end_punctuation", "c4_min_words", "c4_javascript", "c4_policy"),

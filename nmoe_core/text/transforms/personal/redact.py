@@ -13,10 +13,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from nmoe_core.config.transforms import RedactTable
-from nmoe_core.text.transforms import keys, personal
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.edits import Edit
-from nmoe_core.text.transforms.personal import PATTERNS
+from nmoe_core.text.transforms.personal import keys
+from nmoe_core.text.transforms.personal import patterns as personal
+from nmoe_core.text.transforms.personal.patterns import PATTERNS
 from nmoe_core.text.transforms.search import column_of, holders, spans_of
 
 Check = Callable[[str, str, str], tuple[int, int] | None]
@@ -115,7 +116,7 @@ def _rules(table: RedactTable) -> Iterator[_Rule]:
     yield _Rule("card", r"\b[2-6][0-9]{3}(?:[ \-]?[0-9]){9}", cards, partial(_card, keeps))
     yield _Rule("ip", ips, ips, _ip)
     if "phone" in table.kinds:
-        from nmoe_core.text.transforms.phones import Phones
+        from nmoe_core.text.transforms.personal.phones import Phones
 
         phones = Phones(table.regions)
         yield _Rule("phone", phones.regex, phones.regex, phones.place)

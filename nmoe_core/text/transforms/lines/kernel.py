@@ -19,7 +19,7 @@ from nmoe_core.text.transforms.code_points import (
     decode,
     mix,
 )
-from nmoe_core.text.transforms.line_patterns import LINE_ENDS
+from nmoe_core.text.transforms.lines.patterns import LINE_ENDS
 
 _SPACE = SPACE << CODE_BITS
 _UNSPACED = UNSPACED << CODE_BITS

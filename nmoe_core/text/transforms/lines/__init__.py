@@ -1,0 +1,1 @@
+"""Lines that are removed from texts by rules."""

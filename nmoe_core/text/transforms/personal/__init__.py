@@ -1,0 +1,1 @@
+"""Personal data and keys that are replaced in texts."""
