@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nmoe_core.base.compute.api import Map
+from nmoe_core.base.compute.pool import Worker
 from nmoe_core.base.errors import SourceError
 from nmoe_core.prep.incremental.append import Appender
 from nmoe_core.prep.incremental.reuse import KnownDocuments
@@ -25,7 +26,7 @@ from nmoe_core.prep.pass_plan import PassPlan
 from nmoe_core.prep.passthrough_columns import PassthroughColumns, StagedChanges, seal_columns
 from nmoe_core.prep.progress import PrepProgress, Progress
 from nmoe_core.prep.settings import PrepReport
-from nmoe_core.prep.tokenize import BAD, OUTCOMES, BlockTokenizer, TokenizedBlock, tokenize_block
+from nmoe_core.prep.tokenize import BAD, OUTCOMES, TokenizedBlock, tokenize_block
 from nmoe_core.shards.lines import LINES_NAME, StagedLines
 from nmoe_core.shards.manifest import shard_dir_name
 from nmoe_core.shards.shard_file import seal_file
@@ -148,7 +149,7 @@ class Pass:
         for path in tables.iterdir():  # an interrupted run may have left tables
             path.unlink()
         shards = []
-        if plan.settings.reuse:
+        if plan.settings.reuse and not plan.is_staged_apart:
             reading = plan.split.source.reading
             shards = old_shards(plan.old_dir, tables, plan.settings, plan.fmt, reading)
         # Documents of other shards are tokenised only to count them for a budget.
@@ -159,7 +160,9 @@ class Pass:
             join_tables(tables, shards, list(pool(write_table, shards)))
 
     def seal(self, pool: Map) -> None:
-        """Finish the files and fsync them, in the pool."""
+        """Finish the files and fsync them, in the pool if its workers can read them."""
+        if self.plan.is_staged_apart:
+            pool = Worker(lambda: None).map
         paths = {bucket: writer.close() for bucket, writer in self.writers.items()}
         self._checksums = dict(zip(paths, pool(_seal, paths.values())))
         jobs = self.columns.jobs(self.plan.rel, paths, self.changes)
@@ -323,5 +326,5 @@ class Pass:
         }
 
 
-def _seal(worker: BlockTokenizer, paths: Sequence[Path]) -> list[str]:
+def _seal(worker: object, paths: Sequence[Path]) -> list[str]:
     return [seal_file(path) for path in paths]

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nmoe_core.base.bucket.paths import bucket_of
 from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.prep.settings import PrepSettings, is_larger_budget
 from nmoe_core.shards.manifest import ShardFormat
@@ -41,6 +42,12 @@ class PassPlan:
     def is_of_all_shards(self) -> bool:
         """Whether the pass makes every shard of the split."""
         return len(self.wanted) == self.settings.num_shards
+
+    @property
+    def is_staged_apart(self) -> bool:
+        """Whether workers cannot read the files of an unfinished pass: in a bucket, these stay on
+        the machine of the pass, and workers of Ray may be on others."""
+        return self.settings.compute.backend == "ray" and bucket_of(self.old_dir) is not None
 
     @property
     def budget(self) -> int | None:

@@ -175,6 +175,10 @@ def shard_fingerprints(revision: str, settings: PrepSettings, fmt: ShardFormat) 
 def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> PrepReport:
     """Run a pass that writes in the split's directory or beside it, then move the shards to their
     final paths."""
+    if plan.is_staged_apart and plan.settings.reads_corpus:
+        # Each worker reads what documents share, so all must be on this machine.
+        here = plan.settings.compute.model_copy(update={"backend": "pool"})
+        plan = replace(plan, settings=plan.settings.model_copy(update={"compute": here}))
     journal = Journal(plan.split_dir)
     split_dir = plan.old_dir
     is_swapped = plan.split_dir != split_dir
@@ -183,7 +187,8 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
     new_dirs = [path for path in (split_dir, *split_dir.parents) if not path.exists()]
     buckets = frozenset(plan.wanted)
     count_all = plan.budget is not None
-    known = KnownDocuments(journal.directory / KNOWN_NAME)
+    # Another machine may have tables of an earlier pass there, whose numbers mean other documents.
+    known = None if plan.is_staged_apart else KnownDocuments(journal.directory / KNOWN_NAME)
     shared = journal.directory / SHARED_NAME
     open_worker = partial(
         open_tokenizer, plan.settings, plan.rows, buckets, count_all, known, shared
