@@ -22,8 +22,9 @@ def test_every_section_of_a_whole_run_is_shown(section, own_project: Path) -> No
     shown = section.content(Corpus.of(Run(own_project / "run.toml")))
     assert "Not made yet" not in shown
     assert "Cannot be shown" not in shown
-    of_no_cost = "No model was asked"  # the labels of a heuristic
-    kinds = ("<td", "<img", "<article", of_no_cost)
+    # The labels of a heuristic cost nothing, and the project has no transforms.
+    of_nothing = ("No model was asked", "No transform changed a document")
+    kinds = ("<td", "<img", "<article", *of_nothing)
     assert section.attribute or any(made in shown for made in kinds)
 
 

@@ -111,7 +111,7 @@ def test_of_a_corpus_that_the_stand_in_does_not_judge_init_names_no_grader(
         (["web/[x]/only.jsonl"], {"web": ["web/[x]/only.jsonl"]}),
         (["a1.jsonl", "a2.jsonl", "a3b.jsonl"], {"a": ["a[0-9]*.jsonl"], "a3b": None}),
         (["part-7.JSONL"], {"part": ["part-*.JSONL"]}),
-        (["a b.csv", "a-b.csv", "a_b.csv"], {"a_b": None, "a_b_jsonl": None, "a_b_jsonl_2": None}),
+        (["a b.csv", "a-b.csv", "a_b.csv"], {"a_b": None, "a_b_csv": None, "a_b_csv_2": None}),
         (["a.jsonl", "a.parquet"], {"a": ["a.jsonl"], "a_parquet": ["a.parquet"]}),
         (["a.jsonl", "readme.md", ".cache/b.jsonl", "out/c.jsonl"], {"a": ["a.jsonl"]}),
         (["env/pyvenv.cfg", "env/x.jsonl", "one.txt", "two.md"], {"one": None, "two": None}),
