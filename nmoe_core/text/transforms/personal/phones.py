@@ -13,7 +13,7 @@ from nmoe_core.base.errors import ConfigError
 
 _WORD = r"\b(?i:tel|telephone|phone|fax|mobile|cell|whatsapp)[.:]{0,2}[ \t]{0,2}"
 _INTERNATIONAL = r"\+[1-9](?:[ ()./\-]{0,2}[0-9]){6,14}\b"
-_DIGIT = re.compile("[0-9]")
+_ANY_DIGIT = re.compile("[0-9]")
 _DIGITS = frozenset("0123456789")
 _GROUPING = frozenset("-./)")
 _NOT_BEFORE = frozenset("+.,/=&@#%~-_:")
@@ -54,7 +54,7 @@ class Phones:
             return None
         if candidate[0] == "+":
             return _found(candidate, None, Leniency.VALID)
-        digits = "".join(_DIGIT.findall(candidate))
+        digits = "".join(_ANY_DIGIT.findall(candidate))
         if not _is_written(candidate):
             return None
         for region, (prefix, lengths) in self._plans.items():
