@@ -22,7 +22,7 @@ _IN_RUNS = {
     "nmoe_core/quality/families.py": "the pattern of the configuration, over ids and column values",
     "nmoe_core/tasks/selection/outcome.py": "the name of a column",
     "nmoe_core/text/equivalence.py": "one class",
-    "nmoe_core.text.transforms.lines/rules.py": "phrases, within a line; see the readers below",
+    "nmoe_core/text/transforms/lines/rules.py": "phrases, within a line; see the readers below",
     "nmoe_core/text/reference.py": "one run of blanks; see the readers below",
     "nmoe_core/text/tokenizer.py": "literals",
     "nmoe_core/text/tokenizer_files.py": "literals",
