@@ -56,7 +56,6 @@ _BY_WRITER = {
         "nmoe_core.quality.grading.rules_only:keep_documents",
     ),
     "attributes": (
-        "nmoe_core.attributes.attribute:make_attribute",
         "nmoe_core.attributes.attribute:replace_rows",
         "nmoe_core.shards.attribute_file:write_attribute",
         "nmoe_core.attributes.joined:join_attribute",
@@ -65,9 +64,7 @@ _BY_WRITER = {
     ),
     "curate shards": (
         "nmoe_core.curate.shards.combine:combine_curated",
-        "nmoe_core.curate.shards.curated:curate_shard",
         "nmoe_core.curate.topics.assign:assign_topics",
-        "nmoe_core.tasks.selection.rule:_select",
     ),
     "loader plan": (
         "nmoe_core.tasks.curate:make_plan",
@@ -251,9 +248,17 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_a_second_fetch_copies_only_damaged_or_missing_files": (
         "loader.files.block_cache:BlockCache.is_whole",
     ),
+    "test_a_run_that_is_killed_is_continued_to_the_same_bytes": (
+        "nmoe_core.prep.incremental.shared_keys:_Parts._flush",
+        "nmoe_core.prep.incremental.shared_keys:_save",
+        "nmoe_core.prep.incremental.shared_keys:find_shared",
+    ),
+    "test_a_damaged_memory_only_makes_the_walk_slower": (
+        "nmoe_core.tasks.graph.looked:Looked.keep",
+    ),
     "test_a_task_killed_at_any_write_loses_and_mixes_nothing": (
         "nmoe_core.base.bucket.bucket:Bucket._begin",
-        "nmoe_core.base.bucket.bucket:Bucket._fetch",
+        "nmoe_core.base.bucket.ahead:fetch",
         "nmoe_core.base.bucket.bucket:Bucket.replaced",
         "nmoe_core.base.bucket.paths:BucketPath.unlink",
         "nmoe_core.base.bucket.writers:Writers.writing",
