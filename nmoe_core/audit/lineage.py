@@ -37,7 +37,7 @@ from nmoe_core.prep.mixture import SPLITS, run_sources
 from nmoe_core.quality.calibration.graded import SUMMARY_NAME, read_grading_summary
 from nmoe_core.quality.calibration.summary_file import load_calibration
 from nmoe_core.shards.documents import ShardFile, beginning, shard_files
-from nmoe_core.shards.manifest import CHANGES_NAME, column_files
+from nmoe_core.shards.manifest import changes_file, column_files
 from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.transforms.edits import original
@@ -106,12 +106,10 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
 
 def _changes(run: Run, shard: _Shard, file: ShardFile, document: int) -> Facts | None:
     """What transforms changed in a document; None if nothing."""
-    if not (shard.manifest.path.parent / CHANGES_NAME).is_file():
-        return None
-    from nmoe_core.shards.changes import changed_of, changes_file, read_changes
-
     if changes_file(shard.manifest) is None:
         return None
+    from nmoe_core.shards.changes import changed_of, read_changes
+
     rows = read_changes(shard.manifest.path.parent)
     changed = changed_of(rows, shard.number(file.rel, document))
     if changed is None:

@@ -92,7 +92,8 @@ class _Flow:
             for source in part.sources:
                 share = part.num_tokens * source.weight / total_weight
                 shares[source.name] = shares.get(source.name, 0.0) + share
-        require_known_sources(self.transforms, self._known_sources(), self.path)
+        if any(table.sources for table in self.transforms):
+            require_known_sources(self.transforms, self._known_sources(), self.path)
         names = [name for name, share in shares.items() if share > 0]
         if self.max_tokens == "all":
             return [SourcePlan(specs[name], None) for name in names]

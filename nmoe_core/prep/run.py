@@ -273,30 +273,8 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
         with sent_while_growing(staged, plan.old_dir, PART_SUFFIX, NPY_HEADER_BYTES):
             work.read(pool, progress)
             report = work.report()
-            if report.num_documents == 0 and plan.is_of_all_shards:
-                num_records = sum(report.outcomes.values())
-                is_slice = not num_records and plan.split.rows != Rows()
-                raise SourceError(
-                    "source has no document",
-                    where=plan.settings.name,
-                    found=f"{num_records} records, 0 documents",
-                    do="check the bounds of the slice (split)"
-                    if is_slice
-                    else "check text_field, the paths and min_doc_tokens",
-                    code="E-SOURCE-EMPTY",
-                )
-            with ThreadPoolExecutor(1) as beside:
-                revision = beside.submit(source.revision)
-                work.seal(pool)
-                if revision.result() != plan.fingerprints["source"]:
-                    raise SourceError(
-                        "source changed while it was read",
-                        where=plan.settings.name,
-                        found=", ".join(source.changed[:_NAMED_FILES]) or revision.result(),
-                        expected=None if source.changed else plan.fingerprints["source"],
-                        do="run prep again once the source has stopped changing",
-                        code="E-SOURCE-CHANGED",
-                    )
+            _require_documents(plan, report)
+            _seal(plan, work, pool)
         # A run that is killed during the commit below resumes here; a short pass, which never wrote
         # a journal, is cheaper to repeat.
         if journal.is_written:
@@ -314,6 +292,41 @@ def _run(plan: PassPlan, journal: Journal, pool: Map, progress: Progress | None)
         raise
     journal.remove()
     return report
+
+
+def _require_documents(plan: PassPlan, report: PrepReport) -> None:
+    """Raise SourceError if a whole split has no document (E-SOURCE-EMPTY)."""
+    if report.num_documents or not plan.is_of_all_shards:
+        return
+    num_records = sum(report.outcomes.values())
+    is_slice = not num_records and plan.split.rows != Rows()
+    raise SourceError(
+        "source has no document",
+        where=plan.settings.name,
+        found=f"{num_records} records, 0 documents",
+        do="check the bounds of the slice (split)"
+        if is_slice
+        else "check text_field, the paths and min_doc_tokens",
+        code="E-SOURCE-EMPTY",
+    )
+
+
+def _seal(plan: PassPlan, work: Pass, pool: Map) -> None:
+    """Seal the shards; meanwhile, check that the source is still the one that was read. Raises
+    SourceError if it is not (E-SOURCE-CHANGED)."""
+    source = plan.split.source
+    with ThreadPoolExecutor(1) as beside:
+        revision = beside.submit(source.revision)
+        work.seal(pool)
+        if revision.result() != plan.fingerprints["source"]:
+            raise SourceError(
+                "source changed while it was read",
+                where=plan.settings.name,
+                found=", ".join(source.changed[:_NAMED_FILES]) or revision.result(),
+                expected=None if source.changed else plan.fingerprints["source"],
+                do="run prep again once the source has stopped changing",
+                code="E-SOURCE-CHANGED",
+            )
 
 
 def _recorded_stop(plan: PassPlan) -> int | None:

@@ -66,14 +66,6 @@ def write_changes(
     return {"changes_digest": digest, "changes": dict(sorted(totals.items()))}
 
 
-def changes_file(manifest: Manifest) -> Path | None:
-    """The file of a shard; None if the shard was made without transforms, or is a published copy,
-    which lacks the file."""
-    path = manifest.path.parent / CHANGES_NAME
-    has_changes = "changes_digest" in manifest.extra.get("source_info", {})
-    return path if has_changes and path.is_file() else None
-
-
 def read_changes(directory: Path) -> pa.Table:
     """The rows of a shard, with columns as in `SCHEMA`."""
     return read_attribute(directory / CHANGES_NAME, SCHEMA.names).select(SCHEMA.names)

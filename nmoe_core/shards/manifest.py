@@ -208,6 +208,16 @@ def column_files(manifest: Manifest) -> dict[Path, str]:
     return found
 
 
+def changes_file(manifest: Manifest) -> Path | None:
+    """The record of what transforms changed in a shard, whose rows have the `changes_digest` of the
+    manifest; None if the shard was made without transforms, or is a published copy, which lacks
+    the file since it holds removed text."""
+    path = manifest.path.parent / CHANGES_NAME
+    info = manifest.extra.get("source_info")
+    has_changes = isinstance(info, dict) and "changes_digest" in info
+    return path if has_changes and path.is_file() else None
+
+
 def is_shard_current(shard_dir: Path, fingerprints: Fingerprints) -> bool:
     """Whether a shard was made from these inputs and its files exist with their full length.
 

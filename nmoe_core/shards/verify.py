@@ -19,7 +19,7 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import sha256_of_bytes
 from nmoe_core.shards.documents import ingest_ids
 from nmoe_core.shards.manifest import (
-    CHANGES_NAME,
+    changes_file,
     entry_row,
     files_beside,
     named_files,
@@ -86,8 +86,8 @@ def verify_manifest(
         if isinstance(info, dict) and (is_whole or "lineage_path" in info):
             with at_hand(part, files_beside(part), True):
                 problems += _digests(part, info, _DIGESTED_BESIDE)
-        if is_whole and isinstance(info, dict) and "changes_digest" in info:
-            problems += _changes(part, info["changes_digest"])
+        if is_whole:
+            problems += _changes(part)
     return problems
 
 
@@ -143,14 +143,14 @@ def _mixed(part: Manifest, key: str, found: object, expected: object) -> FormatE
     )
 
 
-def _changes(manifest: Manifest, expected: object) -> Iterator[Problem]:
-    """Whether the record of changes has the rows that the manifest says. A published shard has no
-    record, since it holds removed text."""
-    path = manifest.path.parent / CHANGES_NAME
-    if not path.is_file():
+def _changes(manifest: Manifest) -> Iterator[Problem]:
+    """Whether the record of changes has the rows that the manifest says."""
+    path = changes_file(manifest)
+    if path is None:
         return
     from nmoe_core.shards.attribute_file import read_attribute, rows_digest
 
+    expected = manifest.extra["source_info"]["changes_digest"]
     try:
         if (found := rows_digest(read_attribute(path))) != expected:
             yield _differs("checksums", path, found, expected)

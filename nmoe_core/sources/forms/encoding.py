@@ -23,13 +23,10 @@ def canonical(name: str) -> str:
     if name == DETECT:
         return name
     try:
-        found = codecs.lookup(name)
+        "a".encode(name)  # refuses codecs that do not encode text, such as base64
+        return codecs.lookup(name).name
     except (LookupError, ValueError):
-        found = None
-    # codecs such as base64 do not make text
-    if found is None or not getattr(found, "_is_text_encoding", True):
-        raise ValueError(f"{name!r} is not the name of an encoding")
-    return found.name
+        raise ValueError(f"{name!r} is not the name of an encoding") from None
 
 
 def version_of(package: str) -> str:

@@ -45,8 +45,12 @@ _WORK_OF_HTTP = {
     *("output_price", "max_cost", "headers", "api_key_header"),
 }
 # Keys that were added later. Their defaults are left out, so that no earlier version changes.
-_ADDED = {"oracle.max_documents": 20_000, "oracle.http.served": "one", "oracle.http.omit": []}
-_ADDED["curation.where_by_source"] = None
+_ADDED = {
+    "oracle.max_documents": 20_000,
+    "oracle.http.served": "one",
+    "oracle.http.omit": [],
+    "curation.where_by_source": None,
+}
 # Earlier names of keys. Digests still use the earlier names, so that a renamed key makes no output
 # stale.
 _IN_DIGESTS = {new: old for old, new in RENAMED.items()}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from loader.files.format import load_manifest
 from nmoe_core.config.run import Run
-from nmoe_core.shards.manifest import changes_by_rule
+from nmoe_core.shards.manifest import changes_by_rule, changes_file
 
 _SAMPLED_CHARS = 120
 
@@ -37,7 +37,7 @@ def changed_text(run: Run, sources: list[str]) -> list[dict[str, Any]]:
 def changed_samples(run: Run, source: str, per_rule: int) -> list[SampleChange]:
     """The first `per_rule` changes of each rule in the first shard of a source that has changes."""
     from nmoe_core.attributes.attribute import open_shard_documents
-    from nmoe_core.shards.changes import changes_file, read_changes
+    from nmoe_core.shards.changes import read_changes
 
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         if not shard.manifest.is_file() or changes_file(load_manifest(shard.manifest)) is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +31,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.quality.calibration.graded import SUMMARY_NAME
 from nmoe_core.shards.attribute_file import read_attribute, read_footer, stale
 from nmoe_core.shards.changes import SCHEMA as CHANGES
-from nmoe_core.shards.changes import changes_file
-from nmoe_core.shards.manifest import column_files, documents_digest
+from nmoe_core.shards.manifest import changes_file, column_files, documents_digest
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 
 Schema = dict[str, pa.DataType]
@@ -69,14 +69,13 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
     manifest = load_manifest(shard.manifest)
     wanted = None if names is None else set(names)
     found = {"documents": _documents(shard, manifest)}
-    if (wanted is None or "columns" in wanted) and column_files(manifest):
-        found["columns"] = _of_file(shard, manifest, "columns")
-    if (wanted is None or "changes" in wanted) and changes_file(manifest) is not None:
-        found["changes"] = _of_file(shard, manifest, "changes")
+    for name, find in _BY_PREP.items():
+        if (wanted is None or name in wanted) and (path := find(manifest)) is not None:
+            found[name] = _of_file(path, manifest, name)
     for name in attribute_names(run):
         is_wanted = name not in WITHOUT_COLUMNS and (wanted is None or name in wanted)
-        if is_wanted and shard.attribute(name).is_file():
-            found[name] = _of_file(shard, manifest, name)
+        if is_wanted and (path := shard.attribute(name)).is_file():
+            found[name] = _of_file(path, manifest, name)
     if (shard.graded / SUMMARY_NAME).is_file():
         found["quality"] = Part(
             lambda: _scores_schema(run),
@@ -149,7 +148,7 @@ def read_columns(run: Run, shard: ShardPaths, schema: Schema, labels: Sequence[s
     found: dict[str, pa.ChunkedArray | pa.Array] = {}
     hashes = None
     for attribute, columns in by_attribute.items():
-        if attribute not in parts and attribute not in ("columns", "changes"):
+        if attribute not in parts and attribute not in _BY_PREP:
             raise FormatError(
                 f"attribute {attribute} is not made for this shard",
                 where=shard.attribute(attribute),
@@ -201,20 +200,22 @@ def doc_hashes(source: str, ingest_ids: Iterable[str]) -> np.ndarray:
     return (np.frombuffer(digests, ">u8") >> 11) / 2.0**53
 
 
-def _of_file(shard: ShardPaths, manifest: Manifest, name: str) -> Part:
-    path = shard.attribute(name)
-    if name == "columns":
-        (path,) = column_files(manifest)
-    elif name == "changes":
-        path = changes_file(manifest) or path
+# The files that prep writes with a shard.
+_BY_PREP: dict[str, Callable[[Manifest], Path | None]] = {
+    "columns": lambda manifest: next(iter(column_files(manifest)), None),
+    "changes": changes_file,
+}
+
+
+def _of_file(path: Path, manifest: Manifest, name: str) -> Part:
     footer = read_footer(path)
     made_from = footer.fingerprints.get("documents")
-    if name in ("columns", "changes"):  # prep writes them with the shard
+    if name in _BY_PREP:
         is_of_shard = footer.num_rows == manifest.total_documents
     else:
         is_of_shard = made_from == documents_digest(manifest)
     if not is_of_shard:
-        raise stale(name, shard.attribute(name), made_from)
+        raise stale(name, path, made_from)
 
     def schema() -> Schema:
         return {field.name: field.type for field in footer.schema if field.name not in KEYS}

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from nmoe_core.text.transforms.corpus import Keys
 from nmoe_core.text.transforms.edits import Edit
 
 
@@ -24,17 +23,9 @@ class Batch(NamedTuple):
 
 class Transform(Protocol):
     """A change of documents, which depends on the document and the settings alone, unless its table
-    reads the corpus."""
+    reads the corpus: then it also has a method `keys`, which gives the `Keys` of a batch."""
 
     def edits(self, batch: Batch) -> dict[int, list[Edit]]:
         """The edits of each text that is changed, by its number in the batch; sorted, and without
         overlap."""
-        ...
-
-
-class CorpusTransform(Transform, Protocol):
-    """A transform whose changes depend on the keys that documents of a source share."""
-
-    def keys(self, batch: Batch) -> Keys:
-        """The keys of each text."""
         ...

@@ -50,10 +50,9 @@ class Paragraphs:
         is_kept[own[np.unique(pairs, axis=1, return_index=True)[1]]] = True
         removed = np.flatnonzero(~is_kept)
         lines = found.lines
-        texts = list(batch.texts)
         edits = {}
         for i in np.unique(found.texts[removed]).tolist():
-            text = texts[i]
+            text = batch.texts[int(i)]
             of_text = removed[slice(*np.searchsorted(found.texts[removed], (i, i + 1)))]
             starts = lines.starts[found.firsts[of_text]].tolist()
             lasts = found.lasts[of_text]

@@ -19,11 +19,16 @@ def column_of(payloads: Sequence[bytes]) -> pa.Array:
     return pa.LargeStringArray.from_buffers(len(payloads), *buffers)
 
 
+def matches(texts: pa.Array, regex: str, ignore_case: bool = False) -> np.ndarray:
+    """Whether each text has a match: bool."""
+    options = pc.MatchSubstringOptions(regex, ignore_case=ignore_case)
+    found = pc.call_function("match_substring_regex", [texts], options)
+    return found.to_numpy(zero_copy_only=False).astype(np.bool_)
+
+
 def holders(texts: pa.Array, regex: str) -> np.ndarray:
     """Numbers of the texts that have a match: int64."""
-    options = pc.MatchSubstringOptions(regex)
-    found = pc.call_function("match_substring_regex", [texts], options)
-    return np.flatnonzero(found.to_numpy(zero_copy_only=False).astype(np.bool_))
+    return np.flatnonzero(matches(texts, regex))
 
 
 def parts_of(texts: pa.Array, regex: str) -> Iterator[list[str]]:

@@ -23,6 +23,7 @@ from nmoe_core.text.transforms.edits import Edit, edited
 from nmoe_core.text.transforms.lines.cuts import Span, cuts, with_inner
 from nmoe_core.text.transforms.lines.kernel import Lines, measure
 from nmoe_core.text.transforms.lines.patterns import COUNT, COUNTER, JAVASCRIPT, POLICY
+from nmoe_core.text.transforms.search import column_of, matches
 
 RULES = (
     *("c4_max_word_chars", "c4_end_punctuation", "c4_min_words", "c4_javascript", "c4_policy"),
@@ -46,10 +47,9 @@ class LineRules:
     def edits(self, batch: Batch) -> dict[int, list[Edit]]:
         """The removed lines and parts of lines of each text, by its number. Consecutive lines that
         one rule removes are one edit."""
-        whole = list(batch.texts)
-        texts, payloads, cited = self._without_citations(batch)
+        payloads, cited = self._without_citations(batch)
         lines = measure(payloads)
-        rules, is_short = self._decided(batch, texts, lines)
+        rules, is_short = self._decided(batch, payloads, lines)
         is_partial = is_short.copy()
         for i in cited:  # offsets refer to the text with its citations
             starts = _starts(batch.texts[i])
@@ -65,7 +65,7 @@ class LineRules:
         partial = np.flatnonzero(is_partial)
         columns = lines.texts_of(partial), lines.starts[partial], ends[partial], is_short[partial]
         for i, start, end, has_phrase in zip(*(column.tolist() for column in columns)):
-            line = whole[i][start:end].removesuffix("\n")
+            line = batch.texts[int(i)][start:end].removesuffix("\n")
             parts = self._parts(line, has_phrase)
             if parts and not edited(line, parts).strip():
                 insort(spans.setdefault(i, []), (start, end, parts[0].rule))
@@ -81,32 +81,28 @@ class LineRules:
 
     def keys(self, batch: Batch) -> Keys:
         """A key of each line and its site."""
-        lines = measure(self._without_citations(batch)[1])
+        lines = measure(self._without_citations(batch)[0])
         solid = np.flatnonzero(lines.solid)
         return Keys(self._with_sites(batch, lines)[solid], lines.texts_of(solid))
 
-    def _without_citations(
-        self, batch: Batch
-    ) -> tuple[Sequence[str], Sequence[bytes], frozenset[int]]:
-        """The texts without marks of citations, as text and as UTF-8, with the same lines; and the
-        numbers of the texts that had any."""
+    def _without_citations(self, batch: Batch) -> tuple[Sequence[bytes], list[int]]:
+        """The texts in UTF-8 without marks of citations, with the same lines; and the numbers of
+        the texts that had any."""
         if not self._table.c4_citations:
-            return batch.texts, batch.payloads, frozenset()
+            return batch.payloads, []
         cited = [i for i, text in enumerate(batch.texts) if "[" in text and _CITATION.search(text)]
-        texts = list(batch.texts)
         payloads = list(batch.payloads)
         for i in cited:
-            texts[i] = _CITATION.sub("", texts[i])
-            payloads[i] = texts[i].encode()
-        return texts, payloads, frozenset(cited)
+            payloads[i] = _CITATION.sub("", batch.texts[i]).encode()
+        return payloads, cited
 
     def _decided(
-        self, batch: Batch, texts: Sequence[str], lines: Lines
+        self, batch: Batch, payloads: Sequence[bytes], lines: Lines
     ) -> tuple[np.ndarray, np.ndarray]:
         """For each line the number of the rule that removes it, or `_KEPT`; and whether it is a
         short line that contains a phrase of `refinedweb_*`."""
         masks = self._measured(lines)
-        masks |= self._found(texts, lines)
+        masks |= self._found(payloads, lines)
         if self._shared is not None:
             shared = self._shared.find(self._with_sites(batch, lines))
             masks["boilerplate_documents"] = shared >= 0
@@ -132,14 +128,14 @@ class LineRules:
         }
         return {name: mask for name, mask in masks.items() if getattr(table, name)}
 
-    def _found(self, texts: Sequence[str], lines: Lines) -> dict[str, np.ndarray]:
+    def _found(self, payloads: Sequence[bytes], lines: Lines) -> dict[str, np.ndarray]:
         """Masks of the rules that look for phrases."""
         masks = {name: np.zeros(len(lines.solid), np.bool_) for name in self._searches}
         if not masks:
             return masks
-        column = pa.array(texts, pa.large_string())
+        column = column_of(payloads)
         anything = "|".join(one for one, _ in self._searches.values())
-        some = np.flatnonzero(_matches(column, anything))
+        some = np.flatnonzero(matches(column, anything, ignore_case=True))
         parts = pc.call_function(
             "split_pattern", [column.take(pa.array(some))], pc.SplitPatternOptions("\n")
         ).flatten()
@@ -147,7 +143,7 @@ class LineRules:
         places = [np.arange(bounds[i], bounds[i + 1]) for i in some.tolist()]
         for name, (_, pattern) in self._searches.items():
             if places:
-                masks[name][np.concatenate(places)] = _matches(parts, pattern)
+                masks[name][np.concatenate(places)] = matches(parts, pattern, ignore_case=True)
         return masks
 
     def _with_sites(self, batch: Batch, lines: Lines) -> np.ndarray:
@@ -183,12 +179,6 @@ def _removed(lines: Lines, rules: np.ndarray, ends: np.ndarray) -> dict[int, lis
     for i, start, end, rule in zip(*(column.tolist() for column in columns)):
         spans.setdefault(i, []).append((start, end, RULES[rule]))
     return spans
-
-
-def _matches(texts: pa.Array, pattern: str) -> np.ndarray:
-    options = pc.MatchSubstringOptions(pattern, ignore_case=True)
-    found = pc.call_function("match_substring_regex", [texts], options)
-    return found.to_numpy(zero_copy_only=False)
 
 
 def _searches(table: LinesTable) -> dict[str, tuple[str, str]]:
