@@ -53,6 +53,15 @@ def _fixed_weights() -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_environment_of_another_test() -> Iterator[None]:
+    """A command that is called in the process names its project in the environment."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def _no_bucket_of_another_test() -> Iterator[None]:
     """A process refreshes all buckets that it has opened: those of a test end with it."""
     yield
