@@ -6,10 +6,10 @@ import dagster as dg
 
 from nmoe_assets.assets import attributes, curation, hydra, regrade, sources
 from nmoe_assets.checks.manifests import manifest_checks
-from nmoe_assets.conditions import automation_sensor
 from nmoe_assets.dagster_private import find_migrations_once
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.ops import sensors
+from nmoe_assets.ops.follow_changes import follow_changes
 from nmoe_assets.ops.interrupts import keep_ignored
 from nmoe_assets.ops.jobs import AssetJob, follow_job, task_jobs, verify_job
 from nmoe_assets.ops.label_sensors import label_new, label_retries
@@ -78,7 +78,7 @@ def _definitions(run: Run) -> dg.Definitions:
         asset_checks=manifest_checks(run, plans),
         jobs=[pipeline_job(run, tasks, lambda: made), *jobs.values(), verify, retention],
         sensors=[
-            automation_sensor(run),
+            follow_changes(run),
             sensors.source_watch(run, plans, prep, follow, jobs),
             *(_label_sensors(run, jobs[label]) if label in jobs else []),
             *sensors.failure_notices(run),

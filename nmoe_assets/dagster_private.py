@@ -6,8 +6,8 @@
 | `CheckTarget` | a verdict of a run that overlapped another run counts for the newest materialisation | none | automation waits for a check that passed, or does not wait for a check that failed |
 | `CheckRunHealthResult`, `WorkerStatus` | the launcher can report that the process of a run has ended | none | runs that a power cut ended stay "started" for ever |
 | `location_is_silent` | a run that ended with its code location is started again when that is back | none | Dagster gives the run up, since it cannot ask the location for it |
+| `partitions_of_backfills` | automation leaves alone what a backfill will make | the webserver's query of backfills, whose address a sensor does not know | a sensor and a backfill would request one output twice |
 | `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
-| `failed_partitions` | a partition that Dagster counts as failed gets an event when its output is current again | `DagsterInstance.get_status_by_partition`, which hides failures while a run is at work | a repaired partition stays failed, and automation waits for it for ever |
 | `show_under_location` | a run from the command line appears on its job's page and in the timeline | the tag `.dagster/repository`, which the page reads but the timeline does not | the timeline omits runs of `dagster job execute`, such as the demo |
 | `find_migrations_once` | a process that opens the SQLite instance for every tick keeps its size | none | alembic keeps a function for each opening until the process ends: some 50 MB a day for a code location |
 | `change_commands_of_dev` | the webserver of `nmoe ui` asks for a token | none: `dagster dev` has no option for its webserver | `nmoe ui` would have to start, watch and end three processes of Dagster itself |
@@ -39,10 +39,10 @@ __all__ = [
     "WorkerStatus",
     "change_commands_of_dev",
     "event_files",
-    "failed_partitions",
     "find_migrations_once",
     "launch_backfill",
     "location_is_silent",
+    "partitions_of_backfills",
     "show_under_location",
 ]
 
@@ -98,16 +98,27 @@ def launch_backfill(
     return backfill.backfill_id
 
 
-def failed_partitions(
-    instance: dg.DagsterInstance, key: dg.AssetKey, partitions: dg.PartitionsDefinition[str]
-) -> set[str]:
-    """The partitions of an asset that the UI and the conditions count as failed."""
-    from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+def partitions_of_backfills(
+    instance: dg.DagsterInstance, graph: Any
+) -> dict[dg.AssetKey, set[str]]:
+    """The partitions (`""` for an asset without partitions) that backfills at work will still
+    make."""
+    from dagster._core.errors import DagsterDefinitionChangedDeserializationError
+    from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 
-    status = get_and_update_asset_status_cache_value(instance, key, partitions)
-    if status is None:
-        return set()
-    return set(status.deserialize_failed_partition_subsets(partitions).get_partition_keys())
+    found: dict[dg.AssetKey, set[str]] = {}
+    chosen = BulkActionsFilter(statuses=[BulkActionStatus.REQUESTED])
+    for backfill in instance.get_backfills(filters=chosen):
+        if not backfill.is_asset_backfill:
+            continue
+        try:
+            data = backfill.get_asset_backfill_data(graph)
+        except DagsterDefinitionChangedDeserializationError:
+            continue  # the daemon fails this backfill
+        left = data.target_subset - data.materialized_subset - data.failed_and_downstream_subset
+        for one in left.iterate_asset_partitions():
+            found.setdefault(one.asset_key, set()).add(one.partition_key or "")
+    return found
 
 
 def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, location: str) -> None:

@@ -63,7 +63,7 @@ class CurrentInputs:
     def watched(self) -> Iterator[None]:
         """Tag the run if an input is made again while the block runs, even if the block fails. The
         output may then be made from the old input, so automation does not treat it as current
-        (`nmoe_assets.conditions`).
+        (`nmoe_assets.automation`).
         """
         try:
             yield

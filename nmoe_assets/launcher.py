@@ -5,14 +5,7 @@ the server is dead too, for example after a power cut, the run would stay "start
 automation would wait for it, and it would keep its place in the queue. With this launcher the
 daemon's run monitoring fails such a run, and `run_retries` of dagster.yaml starts it again. All
 processes of a DAGSTER_HOME must see each other: one machine, not several containers.
-
-The process that launches runs is the daemon, which also evaluates the conditions of automation. A
-tick over 50 sources creates a million small objects, and with Python's default threshold the
-garbage collector takes half of the tick's CPU time. With this launcher the collector runs less
-often.
 """
-
-import gc
 
 import dagster as dg
 
@@ -22,18 +15,10 @@ from nmoe_assets.partitions import RANGE_END, RANGE_START
 # Tolerance between two clocks: events use the system clock, which may be adjusted, and start times
 # of processes are counted from boot.
 _CLOCK_S = 60.0
-# New objects between two garbage collections; Python's default is 700. Processes of runs do not
-# load this launcher, so their collector frees tensors in cycles as usual.
-_OBJECTS_BETWEEN_COLLECTIONS = 10_000
 
 
 class LocalRunLauncher(dg.DefaultRunLauncher):
     """Dagster's default launcher, with health checks by process id."""
-
-    def register_instance(self, instance: dg.DagsterInstance) -> None:
-        """Called by Dagster once per process, before the first launch."""
-        super().register_instance(instance)
-        gc.set_threshold(max(gc.get_threshold()[0], _OBJECTS_BETWEEN_COLLECTIONS))
 
     @property
     def supports_check_run_worker_health(self) -> bool:

@@ -18,7 +18,7 @@ from nmoe_assets.ops import sensors
 from nmoe_assets.partitions import range_tags
 from nmoe_assets.resources import Notifier
 from tests.assets.small_project import environment, opened, small_project
-from tests.assets.test_automation import Daemon
+from tests.assets.daemon import Daemon
 from tests.project import json_lines
 
 
@@ -47,7 +47,7 @@ def daemon(watch: Watch, directory: Path) -> None:
         dagster.pass_checks([dg.AssetKey(key.split("/")) for key in asked])
         requested.update(asked)
         for sensor in repository.sensor_defs:
-            if isinstance(sensor, dg.AutomationConditionSensorDefinition):
+            if sensor.name == "follow_changes":
                 continue
             # With a reference, as the process of a code location has it: each tick opens it.
             with dg.build_sensor_context(
@@ -70,7 +70,6 @@ def daemon(watch: Watch, directory: Path) -> None:
 
     clock = SimpleNamespace(time=lambda: 1e9 + 30 * done)  # of the sensors
     with opened(directory) as instance, patch.object(sensors, "time", clock):
-        assert instance.run_launcher, "it sets the garbage collector"
         dagster, period, at_rest = Daemon(definitions, instance), watch.num_items // NUM_SAMPLES, 0
         dagster.everything()
         watch.more = {"cursor_bytes": 0, "idle_bytes": 0}
@@ -84,7 +83,7 @@ def daemon(watch: Watch, directory: Path) -> None:
                 at_rest = stored_bytes()
             if since == 0 and at_rest:
                 watch.more["idle_bytes"] += stored_bytes() - at_rest
-                texts = dg.serialize_value(dagster.cursor), *map(str, cursors.values())
+                texts = str(dagster.cursor), *map(str, cursors.values())
                 watch.more["cursor_bytes"] = sum(map(len, texts))
             watch.at(done)
         missed = {"docs/curated", "label_retries", "source_watch"} - requested

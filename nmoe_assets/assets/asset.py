@@ -15,7 +15,6 @@ from nmoe_assets.assets.events import (
 )
 from nmoe_assets.catalogue import Columns, asset_metadata, column_lineage, with_facts
 from nmoe_assets.checks.asset_checks import Checks
-from nmoe_assets.conditions import automation
 from nmoe_assets.names import WHY, asset_key, prefixed
 from nmoe_assets.partitions import shard_partitions
 from nmoe_assets.pods import pod_tags
@@ -127,7 +126,6 @@ class Asset:
             code_version=self.code_version,
             partitions_def=self.partitions,
             backfill_policy=dg.BackfillPolicy(most if self.partitions else None),
-            automation_condition=automation(run, self.key, deps),
             freshness_policy=dg.FreshnessPolicy.time_window(age) if age else None,
             group_name=prefixed(run, self.group),
             pool=self.pool,

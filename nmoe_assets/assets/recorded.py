@@ -6,12 +6,11 @@ such an output fresh; the rule here is Dagster's, read for all partitions of an 
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import Any, NamedTuple
 
 import dagster as dg
 
-from nmoe_assets.dagster_private import failed_partitions
 from nmoe_assets.inputs import CHANGED_MEANWHILE, REBUILD
 from nmoe_core.tasks.graph.states import Graph
 
@@ -19,9 +18,21 @@ DATA_VERSION = "dagster/data_version"
 _CODE_VERSION = "dagster/code_version"
 _INPUT = "dagster/input_data_version/"
 _MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
-# A backfill and a condition wait for an event of each partition that they requested.
-_NEEDS_EVENTS = ("dagster/backfill", "dagster/from_automation_condition", REBUILD)
+# A backfill waits for an event of each partition that it requested.
+_NEEDS_EVENTS = ("dagster/backfill", REBUILD)
 AssetGraph = Any  # Dagster exports neither the graph nor its nodes
+
+
+class Attempt(NamedTuple):
+    """A run that was to make a partition, and logged no event of it so far.
+
+    Attributes:
+        number: Number of the event that planned it.
+        status: State of the run.
+    """
+
+    number: int
+    status: dg.DagsterRunStatus
 
 
 class Recorded:
@@ -41,22 +52,37 @@ class Recorded:
         records = instance.get_asset_records(list(read))
         entries = {record.asset_entry.asset_key: record.asset_entry for record in records}
         events = {one: entry.last_materialization_record for one, entry in entries.items()}
-        newest = {entry.last_run_id or "" for entry in entries.values()}
-        newest |= {event.run_id for event in events.values() if event is not None}
-        runs = {run.run_id: run for run in instance.get_runs(dg.RunsFilter(run_ids=[*newest, ""]))}
+        made_by = {event.run_id for event in events.values() if event is not None}
+        runs = {run.run_id for run in instance.get_runs(dg.RunsFilter(run_ids=[*made_by, ""]))}
         # The event of a deleted run is still in the index of assets; an event that a person
         # reported in the UI has no run.
         self._last = {
-            one: event if event is not None and event.run_id in runs else None
+            one: event if event is not None and event.run_id in {*runs, ""} else None
             for one, event in events.items()
         }
-        self._last_run = {one: runs.get(entry.last_run_id or "") for one, entry in entries.items()}
-        self._overtaken = {one for one, run in runs.items() if CHANGED_MEANWHILE in run.tags}
+        self._newest = {one: event.storage_id for one, event in events.items() if event is not None}
+        self._last_run = {one: entry.last_run_id for one, entry in entries.items()}
+        self._overtaken = instance.get_runs(dg.RunsFilter(tags={CHANGED_MEANWHILE: "true"}))
         reported = instance.event_log_storage.get_records_for_run("", of_type=_MADE).records
         self._reported = {record.asset_key for record in reported}
-        self._ids = cache(self._read_ids)
-        self._newest = cache(lambda key: max(self._ids(key).values(), default=0))
+        self.ids = cache(self._read_ids)
+        self.attempts = cache(self._read_attempts)
         self._changed = cache(self._read_changed)
+        self._run_status = cache(self._read_run_status)
+
+    def last(self, key: dg.AssetKey) -> dg.EventLogRecord | None:
+        """The newest event of an asset; None also if its run was deleted."""
+        return self._last.get(key)
+
+    def newest(self, key: dg.AssetKey) -> int:
+        """The number of the newest event of an asset, also if its run was deleted; 0 if there is
+        none."""
+        return self._newest.get(key, 0)
+
+    def code(self, key: dg.AssetKey) -> str:
+        """The code version of the newest event; empty if the event does not name it."""
+        event = self._last.get(key)
+        return "" if event is None else _tag(event.asset_materialization, _CODE_VERSION)
 
     def versions(self, key: dg.AssetKey) -> Mapping[str, str]:
         """The data version of each partition (`""` for an asset without partitions)."""
@@ -69,14 +95,8 @@ class Recorded:
 
     def failed(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that Dagster counts as failed until they are made again."""
-        defined = self.graph.get(key).partitions_def
-        if defined is not None:
-            return failed_partitions(self.instance, key, defined)
-        run = self._last_run.get(key)
-        if run is None or run.status != dg.DagsterRunStatus.FAILURE:
-            return set()
-        last = self._last.get(key)
-        return set() if last is not None and last.run_id == run.run_id else {""}
+        tried = self.attempts(key).items()
+        return {one for one, attempt in tried if attempt.status == dg.DagsterRunStatus.FAILURE}
 
     def outdated(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that need an event: they have none, or the newest event of the
@@ -86,44 +106,102 @@ class Recorded:
         last = self._last.get(key)
         if (
             last is None
-            or last.run_id in self._overtaken
+            or not last.run_id
             or _tag(last.asset_materialization, _CODE_VERSION) != node.code_version
             or _inputs(last.asset_materialization)
             != {one.to_user_string() for one in node.parent_keys}
         ):
             return partitions
-        ids = {one: number for one, number in self._ids(key).items() if one in partitions}
-        found = partitions.difference(ids)
+        ids = self.ids(key)
+        found = partitions.difference(ids) | self.overtaken(key)
         if key in self._reported:
             found |= partitions.difference(self.versions(key))
-        oldest = min(ids.values(), default=0)
-        for parent in node.parent_keys:
-            if self._newest(parent) > oldest:
-                found |= self._behind(node, ids, parent)
+        return found.union(self.behind(key, node.parent_keys))
+
+    def overtaken(self, key: dg.AssetKey) -> set[str]:
+        """Partitions whose newest event is of a run during which an input changed."""
+        ids = self.ids(key)
+        found: set[str] = set()
+        for run in self._overtaken:
+            if run.asset_selection is None or key in run.asset_selection:
+                events = self.instance.get_asset_event_summary_records(_MADE, key, run.run_id)
+                made = ((one.partition or "", one.storage_id) for one in events)
+                found |= {partition for partition, number in made if ids.get(partition) == number}
         return found
 
-    def _behind(self, node: Any, ids: Mapping[str, int], parent: dg.AssetKey) -> set[str]:
-        """Partitions that have no event since the version of an input changed."""
-        of_parent = self._ids(parent)
+    def behind(self, key: dg.AssetKey, inputs: Iterable[dg.AssetKey]) -> dict[str, int]:
+        """Partitions that have no event since the version of one of these inputs changed, each with
+        the number of the newest event of such an input."""
+        ids = self.ids(key)
+        oldest = min(ids.values(), default=0)
+        found: dict[str, int] = {}
+        for parent in inputs:
+            if ids and self.newest(parent) > oldest:
+                for one, number in self._behind(self.graph.get(key), ids, parent).items():
+                    found[one] = max(number, found.get(one, 0))
+        return found
+
+    def _behind(self, node: Any, ids: Mapping[str, int], parent: dg.AssetKey) -> dict[str, int]:
+        of_parent = self.ids(parent)
         read = read_partitions(self.graph, node, parent)
         if read is None:
-            older = {one for one, number in ids.items() if of_parent.get(one, 0) > number}
+            older = {one: of_parent[one] for one in ids if of_parent.get(one, 0) > ids[one]}
         else:
             newest = max((number for one, number in of_parent.items() if one in read), default=0)
-            older = {one for one, number in ids.items() if number < newest}
+            older = {one: newest for one, number in ids.items() if number < newest}
         if not older:
-            return set()
+            return {}
         changed = self._changed(parent, min(ids[one] for one in older))
         if read is None:
-            return older & changed
-        return older if changed & read else set()
+            return {one: number for one, number in older.items() if one in changed}
+        return older if changed & read else {}
 
     def _read_ids(self, key: dg.AssetKey) -> Mapping[str, int]:
         """The number of the newest event of each partition."""
-        if self.graph.get(key).partitions_def is None:
+        node = self.graph.get(key)
+        if not self.newest(key):
+            return {}
+        if node.partitions_def is None:
             last = self._last.get(key)
             return {} if last is None else {"": last.storage_id}
-        return self.instance.event_log_storage.get_latest_storage_id_by_partition(key, _MADE)
+        found = self.instance.event_log_storage.get_latest_storage_id_by_partition(key, _MADE)
+        partitions = partitions_of(node)
+        return {one: number for one, number in found.items() if one in partitions}
+
+    def _read_attempts(self, key: dg.AssetKey) -> dict[str, Attempt]:
+        """The newest attempt of each partition that has no event since. Attempts of deleted runs
+        are left out, and those that succeeded, if the newest run of the asset logged an event."""
+        last = self._last.get(key)
+        is_tried = self._tried is None or key in self._tried
+        if not is_tried and last is not None and last.run_id == self._last_run[key]:
+            return {}
+        log = self.instance.event_log_storage
+        if self.graph.get(key).partitions_def is None:
+            planned = log.get_latest_planned_materialization_info(key)
+            is_open = planned is not None and planned.storage_id > self.ids(key).get("", 0)
+            found = {"": (planned.run_id, planned.storage_id)} if is_open else {}
+        else:
+            read = log.get_latest_asset_partition_materialization_attempts_without_materializations
+            found = read(key)
+        runs = {run_id: self._run_status(run_id) for run_id, _ in found.values()}
+        return {
+            one: Attempt(number, status)
+            for one, (run_id, number) in found.items()
+            if (status := runs[run_id]) is not None
+        }
+
+    @cached_property
+    def _tried(self) -> set[dg.AssetKey] | None:
+        """The assets of runs that did not succeed, or not yet; None if a run names no assets."""
+        statuses = [one for one in dg.DagsterRunStatus if one != dg.DagsterRunStatus.SUCCESS]
+        runs = self.instance.get_runs(dg.RunsFilter(statuses=statuses))
+        if not all(run.asset_selection for run in runs):
+            return None
+        return {key for run in runs for key in run.asset_selection or ()}
+
+    def _read_run_status(self, run_id: str) -> dg.DagsterRunStatus | None:
+        run = self.instance.get_run_by_id(run_id)
+        return None if run is None else run.status
 
     def _read_changed(self, key: dg.AssetKey, since: int) -> set[str]:
         """Partitions whose version differs from the version at an earlier event."""
@@ -190,8 +268,6 @@ def needed(
     """
     graph = recorded.graph
     unpassed = _unpassed(keys, recorded.instance, graph)
-    failures = recorded.instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
-    tried = set().union(*(run.asset_selection or keys for run in failures))
     prefix = states.run.config.automation.prefix
     found: dict[dg.AssetKey, set[str]] = {}
     for key in graph.toposorted_asset_keys:
@@ -203,9 +279,8 @@ def needed(
         if known is None or key in unpassed:
             found[key] = partitions_of(node)
             continue
-        parts = recorded.outdated(key) | {one.partition for one in known if not one.is_current}
-        if key in tried:
-            parts |= recorded.failed(key)
+        parts = recorded.outdated(key) | recorded.failed(key)
+        parts |= {one.partition for one in known if not one.is_current}
         for parent in node.parent_keys & found.keys():
             read = read_partitions(graph, node, parent)
             if read is None:

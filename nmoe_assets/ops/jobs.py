@@ -16,7 +16,7 @@ from nmoe_assets.assets.attributes import attribute_keys, selections
 from nmoe_assets.assets.curation import seen_names
 from nmoe_assets.assets.hydra import graded_by_language, heads
 from nmoe_assets.assets.recorded import Recorded, needed
-from nmoe_assets.conditions import mode_of
+from nmoe_assets.automation import mode_of
 from nmoe_assets.inputs import REBUILD
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.partitions import label_partitions, range_tags, shard_partitions

@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.conditions import sensor_status
+from nmoe_assets.automation import sensor_status
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.ops.jobs import AssetJob
 from nmoe_assets.partitions import label_partitions, range_tags

@@ -16,7 +16,7 @@ from functools import cache
 
 import dagster as dg
 
-from nmoe_assets.conditions import sensor_status
+from nmoe_assets.automation import sensor_status
 from nmoe_assets.names import asset_key, first_name, is_of_mixture, prefixed
 from nmoe_assets.ops.jobs import AssetJob, TaskJob
 from nmoe_assets.ops.pipeline import PART_OF, step_error

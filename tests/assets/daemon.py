@@ -1,13 +1,21 @@
 """A daemon's ticks over events that a test reports."""
 
-from collections.abc import Collection, Iterable
+import itertools
+import uuid
+from collections.abc import Collection, Iterable, Mapping
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import dagster as dg
 from dagster import AssetKey, DagsterInstance
 
-from nmoe_assets.partitions import label_partitions
-from tests.assets.dagster_internals import StepMaterializationData
-from tests.assets.small_project import ALL, KEYS
+from nmoe_assets.ops import follow_changes
+from nmoe_assets.partitions import RANGE_END, RANGE_START, label_partitions
+from tests.assets.dagster_internals import (
+    AssetMaterializationPlannedData,
+    StepMaterializationData,
+)
+from tests.assets.small_project import ALL, KEYS, tick
 
 HEADS = ("backbone", "student", "probe_head", "judge_head", "calibration")
 
@@ -17,6 +25,7 @@ class Daemon:
 
     def __init__(self, defs: dg.Definitions, instance: DagsterInstance) -> None:
         self.defs, self.instance, self.cursor = defs, instance, None
+        self._clock = itertools.count(1e9, 30)
 
     def report(self, *key: str, version: str, partition: str | None = None) -> None:
         tags = {"dagster/data_version": version}
@@ -73,24 +82,44 @@ class Daemon:
         self.instance.report_dagster_event(event, run_id=run.run_id)
 
     def tick(self) -> dict[str, set[str | None]]:
-        result = dg.evaluate_automation_conditions(
-            defs=self.defs, instance=self.instance, cursor=self.cursor
-        )
-        self.cursor = result.cursor
+        """The partitions that a tick requests, 30 s after the last one. Their runs are canceled
+        before they do anything; a test reports what others did instead."""
+        clock = SimpleNamespace(time=lambda: next(self._clock))
+        with patch.object(follow_changes, "time", clock):
+            found = tick("follow_changes", self.defs, self.instance, self.cursor)
+        self.cursor = found.cursor or self.cursor
         requested: dict[str, set[str | None]] = {}
-        for found in result.results:
-            keys = {
-                p.partition_key for p in found.true_subset.expensively_compute_asset_partitions()
-            }
-            if keys:
-                requested["/".join(found.key.path)] = keys
+        for request in found.run_requests or ():
+            run_id = str(uuid.uuid4())
+            canceled = dg.DagsterRunStatus.CANCELED
+            self.instance.add_run(dg.DagsterRun("job", run_id=run_id, status=canceled))
+            for key in request.asset_selection:
+                parts = self._partitions(key, request.tags)
+                for part in parts:
+                    self._plan(run_id, key, part)
+                requested.setdefault("/".join(key.path), set()).update(parts)
         return requested
+
+    def _partitions(self, key: AssetKey, tags: Mapping[str, str]) -> list[str | None]:
+        defined = self.defs.resolve_asset_graph().get(key).partitions_def
+        if defined is None:
+            return [None]
+        keys = defined.get_partition_keys()
+        return [*keys[keys.index(tags[RANGE_START]) : keys.index(tags[RANGE_END]) + 1]]
+
+    def _plan(self, run_id: str, key: AssetKey, partition: str | None) -> None:
+        event = dg.DagsterEvent(
+            event_type_value="ASSET_MATERIALIZATION_PLANNED",
+            job_name="job",
+            event_specific_data=AssetMaterializationPlannedData(key, partition=partition),
+        )
+        self.instance.report_dagster_event(event, run_id=run_id)
 
     def everything(
         self, version: str = "1", sources: Iterable[str] = ("code", "docs", "notes")
     ) -> None:
         for source in sources:
-            self.source(source, version)
+            self.shards(source, version)
         self.report("docs", "valid_shards", version=version, partition="0000")
         self.report("docs", "valid_manifest", version=version)
         for key in label_partitions.get_partition_keys():
@@ -98,14 +127,27 @@ class Daemon:
         for name in (*HEADS, "regrade_plan"):
             self.report("hydra", name, version=version)
         self.report("curation", "topic_model", version=version)
+        for source in sources:
+            self.curated(source, version)
         self.report("mixture", "loader_plan", version=version)
         self.pass_checks(self.defs.resolve_asset_graph().get_all_asset_keys())
 
     def source(self, source: str, version: str = "1") -> None:
         """The outputs of one source are made."""
+        self.shards(source, version)
+        self.curated(source, version)
+
+    def shards(self, source: str, version: str = "1") -> None:
+        """The outputs of one source up to its slices are made."""
         self.report(source, "documents", version=version)
-        for name in ("shards", "quality_scores", "topics", "curated"):
+        for key in KEYS:
+            self.report(source, "shards", version=version + key, partition=key)
+        for name in ("manifest", "docid_slices"):
+            self.report(source, name, version=version)
+
+    def curated(self, source: str, version: str = "1") -> None:
+        """The outputs of one source from its scores on are made."""
+        for name in ("quality_scores", "topics", "curated"):
             for key in KEYS:
                 self.report(source, name, version=version + key, partition=key)
-        for name in ("manifest", "docid_slices", "curated_manifest"):
-            self.report(source, name, version=version)
+        self.report(source, "curated_manifest", version=version)

@@ -21,7 +21,11 @@ from dagster._core.definitions.asset_checks.asset_check_evaluation import (
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
 from dagster._core.definitions.partitions.context import partition_loading_context
 from dagster._core.definitions.reconstruct import ReconstructableJob, ReconstructableRepository
-from dagster._core.events import EngineEventData, StepMaterializationData
+from dagster._core.events import (
+    AssetMaterializationPlannedData,
+    EngineEventData,
+    StepMaterializationData,
+)
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.remote_origin import (
@@ -40,6 +44,7 @@ from dagster._serdes import ConfigurableClassData
 
 __all__ = [
     "AssetCheckEvaluationPlanned",
+    "AssetMaterializationPlannedData",
     "ComputeIOType",
     "ConfigurableClassData",
     "InstanceRef",

@@ -22,7 +22,15 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.graph.walk import walk
 from nmoe_core.tasks.shards import each_shard
 from tests.assets.dagster_internals import stale_causes
-from tests.assets.small_project import ALL, KEYS, copied, environment, execute_here, opened
+from tests.assets.small_project import (
+    ALL,
+    KEYS,
+    copied,
+    environment,
+    execute_here,
+    opened,
+    tick,
+)
 from tests.project import jsonl_source, write_project
 
 SOURCES = ("books", "docs")
@@ -167,6 +175,44 @@ def test_one_edited_record_makes_events_of_what_changed_alone(project: Path) -> 
     untouched = {place for place in made if place[0].startswith(("books/shards", "books/manifest"))}
     assert untouched == set()
     assert changed <= made.keys()
+
+
+def test_an_edited_record_reaches_the_plan_by_what_the_sensors_request(project: Path) -> None:
+    """Link by link: runs of one partition leave what follows prep to `follow_changes`."""
+    environment(project)
+    settings = {"automation.max_partitions_per_run": 1, "automation.curate": "make"}
+    definitions = build_definitions(Run(project / "run.toml", settings))
+    before = newest_versions(project)
+    cursors: dict[str, str | None] = {}
+
+    def requests(sensor: str, instance: dg.DagsterInstance) -> list[dg.RunRequest]:
+        found = tick(sensor, definitions, instance, cursors.get(sensor))
+        cursors[sensor] = found.cursor or cursors.get(sensor)
+        return [*(found.run_requests or ())]
+
+    def work(asked: list[dg.RunRequest], instance: dg.DagsterInstance) -> None:
+        for request in asked:
+            done = definitions.resolve_job_def(request.job_name).execute_in_process(
+                instance=instance, asset_selection=request.asset_selection, tags=request.tags
+            )
+            assert done.success
+
+    with opened(project) as instance:
+        assert requests("follow_changes", instance) == []
+        requests("source_watch", instance)
+        edit(project)
+        work(requests("source_watch", instance), instance)
+        links = []
+        while asked := requests("follow_changes", instance):
+            links.append({key.path[-1] for one in asked for key in one.asset_selection})
+            work(asked, instance)
+    plan = ("mixture/loader_plan", "")
+    assert newest_versions(project)[plan] != before[plan]
+    assert links[-1] == {"loader_plan"}
+    assert len(links) <= 6
+    assert stale(project) == {}
+    run = Run(project / "run.toml")
+    assert walk(run, run_sources(run)).not_current() == []
 
 
 def test_outputs_whose_blocking_check_failed_are_not_left_out(project: Path) -> None:

@@ -107,7 +107,7 @@ def _makes(run: dict[str, Any], *key: str) -> bool:
 
 
 def _is_automatic(run: dict[str, Any]) -> bool:
-    return any(tag["key"] == "dagster/from_automation_condition" for tag in run["tags"])
+    return any((tag["key"], tag["value"]) == ("dagster/sensor_name", "follow_changes") for tag in run["tags"])
 
 
 def _wait_for_ticks(dagster: Dagster) -> None:
@@ -115,7 +115,7 @@ def _wait_for_ticks(dagster: Dagster) -> None:
     for _ in range(2):
         began = time.time()
         dagster.wait(
-            lambda since=began: dagster.last_tick() > since, 180, "the conditions are evaluated"
+            lambda since=began: dagster.last_tick() > since, 180, "follow_changes has looked"
         )
         dagster.wait(dagster.is_quiet, 600, "all runs end")
 

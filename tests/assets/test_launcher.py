@@ -92,24 +92,6 @@ def test_an_id_that_was_given_again_is_another_process(
     assert _health(instance, os.getpid()) == WorkerStatus.NOT_FOUND
 
 
-def test_a_process_collects_garbage_less_often_once_it_launches_runs(
-    instance: dg.DagsterInstance, tmp_path: Path
-) -> None:
-    before = gc.get_threshold()
-    # A process of a run reads its events and opens no launcher.
-    assert instance.get_runs() == []
-    assert gc.get_threshold() == before
-    try:
-        assert instance.run_launcher
-        assert gc.get_threshold()[0] >= 10 * 700
-        gc.set_threshold(10**6)
-        with opened(tmp_path) as another:
-            assert another.run_launcher
-        assert gc.get_threshold()[0] == 10**6, "what somebody set higher stays"
-    finally:
-        gc.set_threshold(*before)
-
-
 @pytest.mark.parametrize("was_launched", [False, True])
 def test_a_refused_run_fails_with_its_partitions_and_is_not_started_again(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, was_launched: bool
