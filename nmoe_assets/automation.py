@@ -71,9 +71,7 @@ class Due:
         old_code: For assets whose code changed, the number of the last event of the former code.
     """
 
-    def __init__(
-        self, run: Run, recorded: Recorded, old_code: Mapping[dg.AssetKey, int]
-    ) -> None:
+    def __init__(self, run: Run, recorded: Recorded, old_code: Mapping[dg.AssetKey, int]) -> None:
         self._run = run
         self._recorded = recorded
         self._graph = recorded.graph
@@ -143,7 +141,9 @@ class Due:
 
     def _is_in_vain(self, key: dg.AssetKey, one: str, attempt: Attempt, reason: int) -> bool:
         """Whether a run ended without an output after all that made it due had changed."""
-        return attempt.status != _SUCCESS and attempt.number > (reason or self._newest_input(key, one))
+        return attempt.status != _SUCCESS and attempt.number > (
+            reason or self._newest_input(key, one)
+        )
 
     def _newest_input(self, key: dg.AssetKey, partition: str) -> int:
         """The number of the newest event of what a partition reads."""

@@ -35,11 +35,7 @@ from nmoe_core.tasks.shards import require_startable
 
 _HOST = "127.0.0.1"
 # Fewer database commits, and no telemetry; values in the user's environment take precedence.
-_ENVIRONMENT = {
-    "DAGSTER_EVENT_BATCH_SIZE": "1000",
-    "DAGSTER_MAX_PARTITIONS_FOR_DA_TIMESTAMP_FETCH": "10000",
-    "DAGSTER_DISABLE_TELEMETRY": "yes",
-}
+_ENVIRONMENT = {"DAGSTER_EVENT_BATCH_SIZE": "1000", "DAGSTER_DISABLE_TELEMETRY": "yes"}
 
 
 @kept_pools()

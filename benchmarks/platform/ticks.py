@@ -17,8 +17,8 @@ from nmoe_assets.component import build_definitions
 from nmoe_assets.ops import sensors
 from nmoe_assets.partitions import range_tags
 from nmoe_assets.resources import Notifier
-from tests.assets.small_project import environment, opened, small_project
 from tests.assets.daemon import Daemon
+from tests.assets.small_project import environment, opened, small_project
 from tests.project import json_lines
 
 

@@ -97,7 +97,9 @@ _ALL_CURRENT = "no output is due"
 
 def _settings(run: Run, graph: AssetGraph) -> str:
     nodes = (graph.get(key) for key in _followed(run, graph))
-    return _digest([(one.key.path, one.code_version, mode_of(run, one.key.path[-1])) for one in nodes])
+    return _digest(
+        [(one.key.path, one.code_version, mode_of(run, one.key.path[-1])) for one in nodes]
+    )
 
 
 def _digest(value: object) -> str:
@@ -136,9 +138,7 @@ def _look(
     return found
 
 
-def _last_of_old_code(
-    recorded: Recorded, key: dg.AssetKey, before: _Cursor, look: _Cursor
-) -> int:
+def _last_of_old_code(recorded: Recorded, key: dg.AssetKey, before: _Cursor, look: _Cursor) -> int:
     """The number of the last event of an asset that may be of an earlier code version."""
     name = key.to_user_string()
     current = recorded.graph.get(key).code_version

@@ -99,8 +99,8 @@ class AutomationTable(StrictModel):
     plan_max_age_days: int | None = Field(default=None, ge=1)
     """Days after which the loader plan is shown as overdue. Not set: never."""
     poll_interval_s: int = Field(default=30, ge=5)
-    """Polling interval in seconds for changed content and settings, and for local files of
-    sources."""
+    """Polling interval in seconds for local files of sources, and for assets that were wiped.
+    Changed content and settings are found within 10 seconds, or this interval if it is less."""
     source_poll_interval_s: int = Field(default=300, ge=5)
     """Polling interval in seconds for files at URLs, and for revisions of hub datasets."""
     label_retries: int = Field(default=3, ge=0)

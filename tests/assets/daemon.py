@@ -11,10 +11,7 @@ from dagster import AssetKey, DagsterInstance
 
 from nmoe_assets.ops import follow_changes
 from nmoe_assets.partitions import RANGE_END, RANGE_START, label_partitions
-from tests.assets.dagster_internals import (
-    AssetMaterializationPlannedData,
-    StepMaterializationData,
-)
+from tests.assets.dagster_internals import AssetMaterializationPlannedData, StepMaterializationData
 from tests.assets.small_project import ALL, KEYS, tick
 
 HEADS = ("backbone", "student", "probe_head", "judge_head", "calibration")

@@ -10,7 +10,7 @@ from nmoe_assets.partitions import label_partitions
 from nmoe_core.config.run import Run
 from tests.assets.daemon import HEADS, Daemon
 from tests.assets.dagster_internals import AssetCheckEvaluationPlanned
-from tests.assets.small_project import KEYS, tick
+from tests.assets.small_project import KEYS
 
 # Dagster's own tester uses a parameter that Dagster marks beta.
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -110,31 +110,6 @@ def test_an_input_that_changes_while_its_output_is_made_requests_it_again(
     assert daemon.tick() == {}, "and once"
     daemon.makes(daemon.start("grade", "code/quality_scores"), "code/quality_scores", "of 3")
     assert daemon.tick() == {"code/curated": set(KEYS)}
-
-
-def test_a_tick_that_was_killed_is_repeated_under_the_same_keys_and_a_lost_cursor_asks_nothing(
-    daemon: Daemon,
-) -> None:
-    daemon.report("hydra", "calibration", version="2")
-    ticks = [tick("follow_changes", daemon.defs, daemon.instance, daemon.cursor) for _ in range(2)]
-    first, again = ([one.run_key for one in found.run_requests] for found in ticks)
-    assert first == again != []
-    assert daemon.tick() == GRADES | REGRADE_PLAN
-    daemon.cursor = None
-    assert daemon.tick() == {}, "the runs are in the event log"
-
-
-def test_an_output_that_waits_is_named_with_its_input_by_the_tick(daemon: Daemon) -> None:
-    daemon.report("docs", "curated_manifest", version="2")
-    daemon.check("docs", "curated_manifest", name="alignment", passed=False)
-    for _ in range(2):
-        found = tick("follow_changes", daemon.defs, daemon.instance, daemon.cursor)
-        daemon.cursor = found.cursor or daemon.cursor
-        told = getattr(found, "skip_message", None) or found.skip_reason.skip_message
-        assert told == (
-            "mixture/loader_plan waits: docs/curated_manifest: it has not passed the check "
-            "alignment"
-        )
 
 
 def test_a_run_that_began_after_its_input_changed_is_enough(daemon: Daemon) -> None:

@@ -107,7 +107,10 @@ def _makes(run: dict[str, Any], *key: str) -> bool:
 
 
 def _is_automatic(run: dict[str, Any]) -> bool:
-    return any((tag["key"], tag["value"]) == ("dagster/sensor_name", "follow_changes") for tag in run["tags"])
+    return any(
+        (tag["key"], tag["value"]) == ("dagster/sensor_name", "follow_changes")
+        for tag in run["tags"]
+    )
 
 
 def _wait_for_ticks(dagster: Dagster) -> None:

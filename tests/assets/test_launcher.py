@@ -1,11 +1,9 @@
 """The launcher of one machine knows the dead from the living."""
 
-import gc
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import dagster as dg
 import pytest
@@ -21,7 +19,6 @@ from tests.assets.dagster_internals import (
     run_of_another_location,
     time_out_start,
 )
-from tests.assets.small_project import opened
 
 
 def _health(instance: dg.DagsterInstance, *pids: int) -> WorkerStatus:

@@ -33,7 +33,7 @@ def _made_of(num_sources: int, directory: Path, instance: dg.DagsterInstance) ->
     run = write_project(directory, sources, {"prep": {"num_shards": 2}}).run
     daemon = Daemon(build_definitions(run), instance)
     graph = daemon.defs.resolve_asset_graph()
-    for key in graph.get_all_asset_keys():
+    for key in graph.toposorted_asset_keys:
         partitions = graph.get(key).partitions_def
         for partition in partitions.get_partition_keys() if partitions else [None]:
             daemon.report(*key.path, version="1", partition=partition)
