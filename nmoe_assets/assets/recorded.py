@@ -178,8 +178,9 @@ class Recorded:
         log = self.instance.event_log_storage
         if self.graph.get(key).partitions_def is None:
             planned = log.get_latest_planned_materialization_info(key)
-            is_open = planned is not None and planned.storage_id > self.ids(key).get("", 0)
-            found = {"": (planned.run_id, planned.storage_id)} if is_open else {}
+            found = {}
+            if planned is not None and planned.storage_id > self.ids(key).get("", 0):
+                found[""] = planned.run_id, planned.storage_id
         else:
             read = log.get_latest_asset_partition_materialization_attempts_without_materializations
             found = read(key)
