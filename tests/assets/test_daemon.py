@@ -20,6 +20,7 @@ _OF_SCORES = {"selection", "curated", "curated_manifest", "loader_plan"}
 @pytest.mark.timeout(3000)
 def test_a_day_of_a_data_team(dagster: Dagster, tmp_path: Path) -> None:
     assert dagster.launch("prep", **ALL) == "SUCCESS"
+    dagster.wait(dagster.is_quiet, 600, "the first runs of source_watch end")
     for source in SOURCES:
         assert dagster.partitions(source, "quality_scores") == (2, 0)
 
