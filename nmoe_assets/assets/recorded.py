@@ -95,8 +95,15 @@ class Recorded:
 
     def failed(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that Dagster counts as failed until they are made again."""
-        tried = self.attempts(key).items()
-        return {one for one, attempt in tried if attempt.status == dg.DagsterRunStatus.FAILURE}
+        tried = self.attempts(key)
+        defined = self.graph.get(key).partitions_def
+        if not tried or defined is None:
+            failed = dg.DagsterRunStatus.FAILURE
+            return {one for one, attempt in tried.items() if attempt.status == failed}
+        # A partition stays failed while a run makes it again.
+        known = defined.get_partition_keys()
+        statuses = self.instance.get_status_by_partition(key, known, defined) or {}
+        return {one for one, status in statuses.items() if status and status.name == "FAILED"}
 
     def outdated(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that need an event: they have none, or the newest event of the

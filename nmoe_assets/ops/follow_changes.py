@@ -33,21 +33,22 @@ class _Cursor:
 
     Attributes:
         number: Number of the newest event.
+        earlier: The number of the look before, so that events are noticed that a database commits
+            after later ones.
         at: Time of the look, in Unix seconds.
         settings: Digest of the code versions and modes of all assets.
         codes: Digest of the code version of each asset, and the number of the last event that may
             be of an earlier version; 0 if there is none.
         wanted: The assets with outputs that were requested or wait.
-        has_asked: Whether runs were requested, which Dagster may have failed to create.
         told: What the outputs wait for.
     """
 
     number: int = 0
+    earlier: int = 0
     at: float = 0.0
     settings: str = ""
     codes: dict[str, tuple[str, int]] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
-    has_asked: bool = False
     told: str = ""
 
 
@@ -71,16 +72,15 @@ def follow_changes(run: Run) -> dg.SensorDefinition:
         before = _Cursor(**json.loads(context.cursor or "{}"))
         now = time.time()
         number = context.instance.event_log_storage.get_maximum_record_id() or 0
-        look = _Cursor(number, now, settings(graph))
+        look = _Cursor(number, before.number or number, now, settings(graph))
         is_same = (look.number, look.settings) == (before.number, before.settings)
-        if is_same and not before.has_asked and 0 <= now - before.at < table.poll_interval_s:
+        if is_same and 0 <= now - before.at < table.poll_interval_s:
             return dg.SkipReason(before.told or _ALL_CURRENT)
         with gc_paused():  # a look makes many objects, and no cycles
             found = _look(run, context.instance, graph, before, look)
         requests = [*_requests(graph, found, table.max_partitions_per_run, look.number)]
         look.wanted = [key.to_user_string() for key in found]
         look.told = _told(found)
-        look.has_asked = bool(requests)
         if requests and look.told:
             context.log.info(look.told)
         return dg.SensorResult(
@@ -132,7 +132,7 @@ def _look(
     for key in followed:
         news = max(map(recorded.newest, (key, *graph.get(key).parent_keys)))
         is_wiped = not recorded.newest(key)
-        is_touched = is_new or is_wiped or news > before.number or key.to_user_string() in wanted
+        is_touched = is_new or is_wiped or news > before.earlier or key.to_user_string() in wanted
         if is_touched and due.wanted(key):
             found[key] = due.ready(key)
     return found

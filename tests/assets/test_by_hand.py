@@ -1,6 +1,7 @@
 """What people and deployments do to runs and events, and what automation makes of it."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import dagster as dg
 import pytest
@@ -173,6 +174,15 @@ def test_a_tick_that_was_killed_is_repeated_under_the_same_keys_and_a_lost_curso
     assert daemon.tick().keys() >= {"docs/quality_scores", "hydra/regrade_plan"}
     daemon.cursor = None
     assert daemon.tick() == {}, "the runs are in the event log"
+
+
+def test_an_event_that_is_committed_after_later_ones_is_noticed(daemon: Daemon) -> None:
+    log = daemon.instance.event_log_storage
+    newest = log.get_maximum_record_id() or 0
+    with patch.object(log, "get_maximum_record_id", lambda: newest + 100):
+        assert daemon.tick() == {}
+    daemon.report("hydra", "calibration", version="2")
+    assert "docs/quality_scores" in daemon.tick()
 
 
 def test_an_output_that_waits_is_named_with_its_input_by_the_tick(daemon: Daemon) -> None:
