@@ -7,6 +7,7 @@
 | `CheckRunHealthResult`, `WorkerStatus` | the launcher can report that the process of a run has ended | none | runs that a power cut ended stay "started" for ever |
 | `location_is_silent` | a run that ended with its code location is started again when that is back | none | Dagster gives the run up, since it cannot ask the location for it |
 | `partitions_of_backfills` | automation leaves alone what a backfill will make | the webserver's query of backfills, whose address a sensor does not know | a sensor and a backfill would request one output twice |
+| `failed_partitions` | a partition that Dagster counts as failed gets an event when its output is current again | `DagsterInstance.get_status_by_partition`, which hides failures while a run is at work | a repaired partition stays failed in the UI |
 | `launch_backfill` | `pipeline`, started in the UI, becomes a backfill of launched runs | the mutation `launchPartitionBackfill` of the webserver, whose address a run does not know | `pipeline` in the UI would run all tasks in one process |
 | `show_under_location` | a run from the command line appears on its job's page and in the timeline | the tag `.dagster/repository`, which the page reads but the timeline does not | the timeline omits runs of `dagster job execute`, such as the demo |
 | `find_migrations_once` | a process that opens the SQLite instance for every tick keeps its size | none | alembic keeps a function for each opening until the process ends: some 50 MB a day for a code location |
@@ -39,6 +40,7 @@ __all__ = [
     "WorkerStatus",
     "change_commands_of_dev",
     "event_files",
+    "failed_partitions",
     "find_migrations_once",
     "launch_backfill",
     "location_is_silent",
@@ -119,6 +121,18 @@ def partitions_of_backfills(
         for one in left.iterate_asset_partitions():
             found.setdefault(one.asset_key, set()).add(one.partition_key or "")
     return found
+
+
+def failed_partitions(
+    instance: dg.DagsterInstance, key: dg.AssetKey, partitions: dg.PartitionsDefinition[str]
+) -> set[str]:
+    """The partitions of an asset that the UI counts as failed, also if a run makes them again."""
+    from dagster._core.storage.partition_status_cache import get_and_update_asset_status_cache_value
+
+    status = get_and_update_asset_status_cache_value(instance, key, partitions)
+    if status is None:
+        return set()
+    return set(status.deserialize_failed_partition_subsets(partitions).get_partition_keys())
 
 
 def show_under_location(instance: dg.DagsterInstance, run: dg.DagsterRun, location: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 
+from nmoe_assets.dagster_private import failed_partitions
 from nmoe_assets.inputs import CHANGED_MEANWHILE, REBUILD
 from nmoe_core.tasks.graph.states import Graph
 
@@ -97,13 +98,10 @@ class Recorded:
         """Partitions of an asset that Dagster counts as failed until they are made again."""
         tried = self.attempts(key)
         defined = self.graph.get(key).partitions_def
-        if not tried or defined is None:
-            failed = dg.DagsterRunStatus.FAILURE
-            return {one for one, attempt in tried.items() if attempt.status == failed}
-        # A partition stays failed while a run makes it again.
-        known = defined.get_partition_keys()
-        statuses = self.instance.get_status_by_partition(key, known, defined) or {}
-        return {one for one, status in statuses.items() if status and status.name == "FAILED"}
+        if defined is not None:
+            return failed_partitions(self.instance, key, defined) if tried else set()
+        failed = dg.DagsterRunStatus.FAILURE
+        return {one for one, attempt in tried.items() if attempt.status == failed}
 
     def outdated(self, key: dg.AssetKey) -> set[str]:
         """Partitions of an asset that need an event: they have none, or the newest event of the
