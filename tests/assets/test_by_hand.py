@@ -176,6 +176,16 @@ def test_a_tick_that_was_killed_is_repeated_under_the_same_keys_and_a_lost_curso
     assert daemon.tick() == {}, "the runs are in the event log"
 
 
+def test_an_output_waits_while_a_current_input_is_made_again(daemon: Daemon) -> None:
+    run = daemon.start("curate", "code/topics")
+    for key in KEYS:
+        daemon.report("code", "quality_scores", version="2" + key, partition=key)
+    daemon.pass_checks({AssetKey(["code", "quality_scores"])})
+    assert daemon.tick() == {}
+    daemon.makes(run, "code/topics", "2")
+    assert daemon.tick() == {"code/curated": set(KEYS)}
+
+
 def test_an_event_that_is_committed_after_later_ones_is_noticed(daemon: Daemon) -> None:
     log = daemon.instance.event_log_storage
     newest = log.get_maximum_record_id() or 0
