@@ -1,8 +1,8 @@
 """The sensor that requests what is due, as soon as its inputs are ready.
 
 It ticks every few seconds, so that a chain of outputs does not wait between its links. If there are
-new events, it looks at the assets that they concern; after a change of settings or code, or without
-a cursor, at all assets. Every `poll_interval_s` it also looks for wiped assets.
+new events or settings, it looks at the assets that they concern; without a cursor, at all assets.
+Every `poll_interval_s` it also looks for wiped assets.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import dagster as dg
 
-from nmoe_assets.assets.recorded import AssetGraph, Recorded
+from nmoe_assets.assets.recorded import AssetGraph, Recorded, partitions_of
 from nmoe_assets.automation import Due, mode_of, sensor_status
 from nmoe_assets.names import prefixed
 from nmoe_assets.partitions import range_tags
@@ -36,7 +36,7 @@ class _Cursor:
         earlier: The number of the look before, so that events are noticed that a database commits
             after later ones.
         at: Time of the look, in Unix seconds.
-        settings: Digest of the code versions and modes of all assets.
+        settings: For each asset, a digest of its code version, mode, inputs and partitions.
         codes: Digest of the code version of each asset, and the number of the last event that may
             be of an earlier version; 0 if there is none.
         wanted: The assets with outputs that were requested or wait.
@@ -46,7 +46,7 @@ class _Cursor:
     number: int = 0
     earlier: int = 0
     at: float = 0.0
-    settings: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
     codes: dict[str, tuple[str, int]] = field(default_factory=dict)
     wanted: list[str] = field(default_factory=list)
     told: str = ""
@@ -95,11 +95,15 @@ def follow_changes(run: Run) -> dg.SensorDefinition:
 _ALL_CURRENT = "no output is due"
 
 
-def _settings(run: Run, graph: AssetGraph) -> str:
-    nodes = (graph.get(key) for key in _followed(run, graph))
-    return _digest(
-        [(one.key.path, one.code_version, mode_of(run, one.key.path[-1])) for one in nodes]
-    )
+def _settings(run: Run, graph: AssetGraph) -> dict[str, str]:
+    found = {}
+    for key in _followed(run, graph):
+        node = graph.get(key)
+        inputs = sorted(dep.to_user_string() for dep in node.parent_keys)
+        mode = mode_of(run, key.path[-1])
+        read = [node.code_version, mode, inputs, len(partitions_of(node))]
+        found[key.to_user_string()] = _digest(read)
+    return found
 
 
 def _digest(value: object) -> str:
@@ -126,15 +130,19 @@ def _look(
     followed = _followed(run, graph)
     old_code = {key: _last_of_old_code(recorded, key, before, look) for key in followed}
     due = Due(run, recorded, old_code)
-    is_new = look.settings != before.settings
     wanted = {*before.wanted}
     found = {}
     for key in followed:
+        name = key.to_user_string()
         news = max(map(recorded.newest, (key, *graph.get(key).parent_keys)))
-        is_wiped = not recorded.newest(key)
-        is_touched = is_new or is_wiped or news > before.earlier or key.to_user_string() in wanted
-        if is_touched and due.wanted(key):
+        is_new = look.settings[name] != before.settings.get(name)
+        is_wiped = recorded.last(key) is None
+        if not (is_new or is_wiped or news > before.earlier or name in wanted):
+            continue
+        if due.wanted(key):
             found[key] = due.ready(key)
+        else:
+            look.codes[name] = look.codes[name][0], 0
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 
 from nmoe_assets.component import build_definitions
-from nmoe_assets.dagster_private import CheckTarget, launch_backfill
+from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.partitions import label_partitions, range_tags
 from nmoe_core.config.run import Run
 from tests.assets.daemon import Daemon
@@ -66,15 +66,7 @@ def test_an_output_that_was_made_without_its_checks_is_used_once_they_pass(daemo
     ended = dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name="curate")
     daemon.instance.report_dagster_event(ended, run_id=run.run_id)
     assert daemon.tick() == {}
-    manifest = AssetKey(["docs", "curated_manifest"])
-    [made] = daemon.instance.fetch_materializations(manifest, limit=1).records
-    target = CheckTarget(storage_id=made.storage_id, run_id=made.run_id, timestamp=made.timestamp)
-    for check in daemon.defs.resolve_asset_graph().get_check_keys_for_assets({manifest}):
-        daemon.instance.report_runless_asset_event(
-            dg.AssetCheckEvaluation(
-                manifest, check.name, passed=True, metadata={}, target_materialization_data=target
-            )
-        )
+    daemon.verify("docs", "curated_manifest")
     assert daemon.tick() == {"mixture/loader_plan": {None}}
 
 
@@ -87,6 +79,20 @@ def test_wiped_outputs_are_made_again_where_missing_ones_are_made(
     daemon.instance.wipe_assets([SCORES])
     assert daemon.tick() == {"docs/quality_scores": set(KEYS)}
     assert daemon.tick() == {}
+
+
+def test_outputs_of_a_deleted_run_are_made_again_where_missing_ones_are_made(
+    run: Run, in_memory: DagsterInstance
+) -> None:
+    made = run.with_settings({"automation.grade": "make"})
+    daemon = of_finished(build_definitions(made), in_memory)
+    daemon.instance.wipe_assets([SCORES])
+    scores = daemon.start("grade", "docs/quality_scores")
+    daemon.makes(scores, "docs/quality_scores", "1")
+    for _ in range(3):
+        daemon.tick()
+    daemon.instance.delete_run(scores.run_id)
+    assert daemon.tick() == {"docs/quality_scores": set(KEYS)}
 
 
 def test_wiped_outputs_are_left_where_existing_ones_are_followed(daemon: Daemon) -> None:
@@ -176,14 +182,39 @@ def test_a_tick_that_was_killed_is_repeated_under_the_same_keys_and_a_lost_curso
     assert daemon.tick() == {}, "the runs are in the event log"
 
 
-def test_an_output_waits_while_a_current_input_is_made_again(daemon: Daemon) -> None:
-    run = daemon.start("curate", "code/topics")
+def test_an_output_waits_for_a_partition_of_an_input_that_another_run_makes_again(
+    daemon: Daemon,
+) -> None:
+    """The later run of the input has passed its checks, the earlier one is still at work."""
+    slow = daemon.start("curate", "code/topics", partitions=["0001"])
+    quick = daemon.start("curate", "code/topics", partitions=["0000"])
+    daemon.made(quick, "code/topics", "2", "0000")
+    daemon.end(quick)
     for key in KEYS:
         daemon.report("code", "quality_scores", version="2" + key, partition=key)
     daemon.pass_checks({AssetKey(["code", "quality_scores"])})
-    assert daemon.tick() == {}
-    daemon.makes(run, "code/topics", "2")
-    assert daemon.tick() == {"code/curated": set(KEYS)}
+    assert daemon.tick() == {"code/curated": {"0000"}}
+    daemon.made(slow, "code/topics", "2", "0001")
+    daemon.end(slow)
+    daemon.verify("code", "topics")
+    assert daemon.tick() == {"code/curated": {"0001"}}
+
+
+def test_a_partition_that_a_run_found_current_under_new_code_is_not_requested_after_later_events(
+    daemon: Daemon, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nmoe_core.tasks.graph.settings.GRADE_CODE", "grade/next")
+    daemon.defs = build_definitions(run)
+    scores = "code/quality_scores"
+    first = daemon.start("grade", scores, partitions=["0000"])
+    daemon.made(first, scores, "2", "0000")
+    daemon.end(first)
+    daemon.end(daemon.start("grade", scores, partitions=["0001"]))
+    assert scores not in daemon.tick()
+    again = daemon.start("grade", scores, partitions=["0000"])
+    daemon.made(again, scores, "3", "0000")
+    daemon.end(again)
+    assert scores not in daemon.tick()
 
 
 def test_an_event_that_is_committed_after_later_ones_is_noticed(daemon: Daemon) -> None:
