@@ -9,6 +9,7 @@ from dagster import AssetKey
 from sqlalchemy import Engine, event
 
 from nmoe_assets.component import build_definitions
+from nmoe_core.config.run import Run
 from tests.assets.daemon import Daemon
 from tests.project import jsonl_source, write_project
 
@@ -62,6 +63,23 @@ def test_a_tick_reads_statuses_of_all_sources_at_once(
             statements.clear()
             assert daemon.tick().keys() >= requested
             found.append([s for s in statements if table in s and s.startswith("SELECT")])
+    few, many = map(len, found)
+    assert 0 < many == few
+
+
+def test_a_tick_after_a_change_of_a_setting_reads_only_what_the_setting_concerns(
+    tmp_path: Path, statements: list[str]
+) -> None:
+    found = []
+    for num_sources in (2, 7):
+        with dg.DagsterInstance.ephemeral() as instance:
+            daemon = _made_of(num_sources, tmp_path / str(num_sources), instance)
+            assert daemon.tick() == {}
+            config = tmp_path / str(num_sources) / "run.toml"
+            daemon.defs = build_definitions(Run(config, {"batch_size": 2}))
+            statements.clear()
+            assert daemon.tick() == {"mixture/loader_plan": {None}}
+            found.append([s for s in statements if s.startswith("SELECT")])
     few, many = map(len, found)
     assert 0 < many == few
 
