@@ -16,7 +16,7 @@ from typing import Any
 
 from nmoe_core.base.errors import NmoeError, device_errors
 from nmoe_core.base.interrupts import graceful_shutdown
-from nmoe_core.cli import attributes, curate, generate, heads, prep, preview, shards, stores
+from nmoe_core.cli import attributes, curate, generate, heads, mix, prep, preview, shards, stores
 from nmoe_core.cli.audit import plans, seen, takedown
 from nmoe_core.cli.flags import EarlierFlag, apply_default_config
 from nmoe_core.cli.help import completion
@@ -42,7 +42,7 @@ _GROUPS = {
         "train",
     ),
     "curate: select, order and remove documents": ("curate", "ablate", "takedown"),
-    "change: edit the plan of a run in progress": ("remix", "bisect", "twin"),
+    "mix: weights of a plan, before and during a run": ("mix", "remix", "bisect", "twin"),
     "look: preview, report, search": ("plan", "report", "explain", "seen", "info", "inspect"),
     "check and serve: files for trainers": ("verify", "publish", "gc", "export", "generate"),
 }
@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
     prepared = (project, models, prep, shards, stores, attributes)
-    for module in (*prepared, heads, generate, curate, takedown, preview, seen, plans):
+    for module in (*prepared, heads, generate, curate, takedown, preview, seen, mix, plans):
         module.register(verbs)
     completion.register(verbs, parser)
     more = "Details of each: nmoe COMMAND --help"

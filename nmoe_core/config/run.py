@@ -41,7 +41,7 @@ from nmoe_core.config.operations import (
 from nmoe_core.config.quality import BackboneTable, CalibrationTable, GradingTable, OracleTable
 from nmoe_core.config.renamed import current_name, with_current_names
 from nmoe_core.config.rubric import Rubric, find_rubric
-from nmoe_core.config.tables import CurationTable, PrepTable, SeenTable
+from nmoe_core.config.tables import CurationTable, MixtureTable, PrepTable, SeenTable
 from nmoe_core.config.transforms import TransformTable
 from nmoe_core.config.tree import Tree
 
@@ -60,6 +60,7 @@ class RunConfig(StrictModel):
     also_known: ClassVar = frozenset((*KEYS, "data"))
 
     run: RunTable = RunTable()
+    mixture: MixtureTable = MixtureTable()
     prep: PrepTable = PrepTable()
     transforms: tuple[TransformTable, ...] = ()
     """Changes of the text before it is tokenised, one table `[[transforms]]` for each, in order."""

@@ -94,6 +94,14 @@ class PrepTable(ShardKeys):
         return value
 
 
+class MixtureTable(StrictModel):
+    """`[mixture]`: the weights of a run's sources."""
+
+    weights: PathText | None = None
+    """TOML file with a table `[weights]`: the weight of every source of each stage, in place of the
+    mixture's sizes and its temperature. `nmoe mix --write` makes one."""
+
+
 class CurationTable(StrictModel):
     """`[curation]`: which documents are kept, and in which order."""
 

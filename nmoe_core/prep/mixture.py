@@ -4,11 +4,12 @@ A source that several stages use is prepared once, for the sum of their quotas. 
 only reference `{data_root}/{source}/{split}` and never copy it.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from loader.plan import tables
 from loader.plan.mixture import Stage, quotas, resolve_stages
 from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
@@ -129,8 +130,45 @@ def _flow(run: Run, name: str | None = None, max_tokens: str | int | None = None
 
 
 def run_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
-    """The stages of the run's flow, with token targets and source weights."""
-    return _flow(run, flow).stages()
+    """The stages of the run's flow, with token targets and the weights that its plan has: those of
+    the file `mixture.weights`, if the run names one. Raises ConfigError if the file has no weight
+    for a source of a stage, or weights of other sources."""
+    stages = _flow(run, flow).stages()
+    path = run.config.mixture.weights
+    return stages if path is None else _weighted(stages, run.resolve(path))
+
+
+def _weighted(stages: Sequence[Stage], path: Path) -> tuple[Stage, ...]:
+    """Stages with the weights of a file, which have no temperature."""
+    content = tables.read_toml(path)
+    tables.refuse_unknown(content, ("weights",), str(path))
+    where = f"{path} [weights]"
+    given = tables.table(content.get("weights"), where)
+    weights = {name: tables.number(value, f"{where}: {name}") for name, value in given.items()}
+    for part in stages:
+        names = [source.name for source in part.sources]
+        for name in sorted(weights.keys() ^ set(names)):
+            raise ConfigError(
+                "the weights are of other sources than the stage's",
+                where=f"{where}, stage {part.name!r}",
+                found=name if name in weights else f"no weight of {name}",
+                expected=", ".join(names),
+                do="run `nmoe mix --write` again, or correct the file",
+                code="E-MIX-WEIGHTS",
+            )
+        if not any(weights[name] for name in names):
+            raise ConfigError("all weights are zero", where=where, code="E-MIX-WEIGHTS")
+    return tuple(
+        replace(
+            part,
+            temperature=1.0,
+            sources=tuple(
+                replace(source, weight=float(weights[source.name]), listed=None)
+                for source in part.sources
+            ),
+        )
+        for part in stages
+    )
 
 
 def run_sources(

@@ -130,6 +130,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe twin plan.json --source web=other/web --source code=other/code --seq-len 4096"
         " -o twin.json",
     ),
+    "nmoe mix": (
+        "nmoe mix",
+        "nmoe mix --runs 48 --target trusted=trusted.jsonl --write weights.toml",
+    ),
     "nmoe remix": (
         "nmoe remix out/mixture/loader_plan.json --step 500 --weights web=0.7,code=0.3"
         " -o remixed.json",
