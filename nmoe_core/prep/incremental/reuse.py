@@ -53,7 +53,7 @@ class KnownDocuments:
     def __init__(self, tables: Path) -> None:
         self._directory = tables
         self._maps: dict[int, tuple[np.ndarray, memoryview]] = {}
-        self._changed: dict[str, Any] = {}  # the changes of one shard, by its directory
+        self._changed: dict[str, Any] = {}  # tables of changes, by the path of their file
 
     @cached_property
     def has_lines(self) -> bool:
@@ -143,14 +143,14 @@ class KnownDocuments:
     def _changes(self, number: int, first: int, count: int) -> list[Any]:
         """What transforms changed in documents of a file."""
         file = self._files[number]
-        if not file.has_changes:
+        if not file.changes:
             return []
-        directory = str(Path(file.npy).parent)
-        if directory not in self._changed:
-            from nmoe_core.shards.changes import read_changes
+        if file.changes not in self._changed:
+            import pyarrow as pa
 
-            self._changed = {directory: read_changes(Path(directory))}
-        return self._changed[directory].slice(file.first_document + first, count).to_batches()
+            with pa.memory_map(regular(file.changes)) as rows:
+                self._changed[file.changes] = pa.ipc.open_file(rows).read_all()
+        return self._changed[file.changes].slice(file.first_document + first, count).to_batches()
 
     def _load(self, name: str) -> np.ndarray:
         path = self._directory / name

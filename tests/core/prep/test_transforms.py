@@ -131,6 +131,25 @@ def test_a_grown_split_equals_a_fresh_one_and_copies_the_changes_of_known_record
     assert grown.digest() == fresh.digest()
 
 
+def test_the_record_of_changes_is_read_once_per_shard(
+    changed: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmoe_core.shards import changes
+
+    changed.prep()
+    changed.edit(b"doc-7", b"doc-x")
+    read: list[Path] = []
+    read_attribute = changes.read_attribute
+
+    def counted(path: Path, *columns: Any) -> Any:
+        read.append(path)
+        return read_attribute(path, *columns)
+
+    monkeypatch.setattr(changes, "read_attribute", counted)
+    assert changed.prep().documents_reused > 280
+    assert len(read) == len(set(read)) == 4
+
+
 def test_if_the_record_of_changes_is_damaged_the_texts_are_changed_again(
     changed: Web, tmp_path: Path
 ) -> None:
