@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.transforms import TransformTable
 from nmoe_core.text.normalise import normalize_batch
@@ -151,6 +153,14 @@ class Chain:
         texts, payloads, _ = self._through(batch, step)
         keys: Keys = self._transforms[step].keys(batch._replace(texts=texts, payloads=payloads))
         return keys
+
+    def salts(
+        self, columns: Mapping[str, Sequence[str | None]], count: int, step: int
+    ) -> np.ndarray:
+        """uint64 `[count]`: keys of documents with different values are never equal. `columns` are
+        the values of `count` documents in the columns that transforms read."""
+        is_read = bool(self._tables[step].reads_columns)
+        return self._transforms[step].salts(columns) if is_read else np.zeros(count, np.uint64)
 
     def _through(
         self, batch: Batch, stop: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -80,10 +80,16 @@ class LineRules:
         return found
 
     def keys(self, batch: Batch) -> Keys:
-        """A key of each line and its site."""
+        """A key of each line, without its site."""
         lines = measure(self._without_citations(batch)[0])
         solid = np.flatnonzero(lines.solid)
-        return Keys(self._with_sites(batch, lines)[solid], lines.texts_of(solid))
+        return Keys(lines.hashes[solid], lines.texts_of(solid))
+
+    def salts(self, columns: Mapping[str, Sequence[str | None]]) -> np.ndarray:
+        """uint64: the hash of each document's site."""
+        assert self._table.site_column is not None
+        sites = [_site(value) for value in columns[self._table.site_column]]
+        return np.array([xxh3_64_intdigest(site.encode()) for site in sites], np.uint64)
 
     def _without_citations(self, batch: Batch) -> tuple[Sequence[bytes], list[int]]:
         """The texts in UTF-8 without marks of citations, with the same lines; and the numbers of
@@ -150,9 +156,7 @@ class LineRules:
         """The hash of each line with that of its site."""
         if self._table.site_column is None:
             return lines.hashes
-        sites = [_site(value) for value in batch.columns[self._table.site_column]]
-        hashes = np.array([xxh3_64_intdigest(site.encode()) for site in sites], np.uint64)
-        return lines.hashes ^ np.repeat(hashes, np.diff(lines.bounds))
+        return lines.hashes ^ np.repeat(self.salts(batch.columns), np.diff(lines.bounds))
 
     def _parts(self, line: str, has_phrase: bool) -> list[Edit]:
         """The parts that a line loses: marks of citations, and the phrases of a short line."""
