@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nmoe_core.base.compute.garbage import gc_paused
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.transforms import TransformTable
 from nmoe_core.text.normalise import normalize_batch
@@ -141,6 +142,10 @@ class Chain:
     def apply(self, batch: Batch) -> tuple[list[str], list[bytes], dict[int, Changed]]:
         """The texts after all transforms, normalised, as text and as UTF-8; and what was done to
         those that changed, by their number."""
+        with gc_paused():  # which would look at all edits again and again
+            return self._apply(batch)
+
+    def _apply(self, batch: Batch) -> tuple[list[str], list[bytes], dict[int, Changed]]:
         texts, payloads, changes = self._through(batch, len(self._transforms))
         self._normalise(texts, payloads, changes)
         same = [i for i in changes if payloads[i] == batch.payloads[i]]
