@@ -248,7 +248,7 @@ def test_samples_hide_personal_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kinds: list[str]
 ) -> None:
     pytest.importorskip("phonenumbers")
-    tables = [{"kind": kind} for kind in kinds]
+    tables: list[dict[str, Any]] = [{"kind": kind} for kind in kinds]
     tables[0] |= {"bad_starts": ["write to"]} if kinds[0] == "lines" else {}
     text = f"some words\nwrite to jane.doe@mail.org soon\n{'more words ' * 9}"
     rows = [{"id": str(i), "text": f"{text} {i}"} for i in range(40)]
