@@ -36,7 +36,7 @@ THEMES = ("material", "mkdocs", "readthedocs")
 _WORD = re.compile(r"\w+")
 _TAG = re.compile(r"(?s)<(script|style)\b.*?</\1>|<!--.*?-->|<[^>]*>")
 _LEAST_WORDS = 150
-_NEWS = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
+NEWS = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">
 <title>{title} | The Daily</title><style>.a {{ color: red }}</style>
 <script>var tracked = "{title}";</script></head><body>
 <div id="cookie-consent" role="dialog"><p>We value your privacy. We and our 842 partners use cookies
@@ -47,7 +47,7 @@ to store and access information on your device.</p><button>Accept all</button></
 <input type="email"></form></aside>
 <footer><p>Copyright 2026 The Daily. All rights reserved.</p><ul>{menu}</ul></footer>
 </body></html>"""
-_FORUM = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>{title}</title></head><body>
+FORUM = """<!DOCTYPE html><html><head><meta charset="utf-8"><title>{title}</title></head><body>
 <div class="topbar"><div class="menu">{menu}</div><div class="search">Search the board</div></div>
 <div class="crumbs"><a href="/">Home</a> &gt; <a href="/b">Board</a> &gt; {title}</div>
 <div class="wrap"><div class="post"><div class="body"><h2>{title}</h2>{main}</div></div>
@@ -78,8 +78,8 @@ def pages_of(directories: list[Path], most: int, work: Path) -> list[Page]:
     mains = {name: _converted(text) for name, text in texts.items()}
     words = {name: _words(_TAG.sub(" ", main)) for name, main in mains.items()}
     pages = [
-        Page(style, form.format(main=main, **_around(name, list(texts))), words[name])
-        for style, form in (("news", _NEWS), ("forum", _FORUM))
+        Page(style, form.format(main=main, **around(name, list(texts))), words[name])
+        for style, form in (("news", NEWS), ("forum", FORUM))
         for name, main in mains.items()
     ]
     source = work / "docs"
@@ -116,7 +116,7 @@ def _site(source: Path, theme: str, work: Path) -> Iterator[tuple[str, str]]:
         yield page.parent.name, page.read_text("utf-8")
 
 
-def _around(name: str, names: list[str]) -> dict[str, str]:
+def around(name: str, names: list[str]) -> dict[str, str]:
     """What surrounds a page's main text."""
     rng = random.Random(name)
     titles = [

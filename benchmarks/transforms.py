@@ -55,7 +55,8 @@ def main() -> None:
 
 
 def _chain(kind: str) -> Chain:
-    return Chain([TypeAdapter(TransformTable).validate_python({"kind": kind})])
+    keys = {"presets": ("c4", "refinedweb")} if kind == "lines" else {}
+    return Chain([TypeAdapter(TransformTable).validate_python({"kind": kind, **keys})])
 
 
 def _apply(chain: Chain, batches: list[Batch]) -> list[int]:

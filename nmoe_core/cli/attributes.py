@@ -163,6 +163,12 @@ def _show_selection(kept: list[Kept]) -> None:
     for row in (row for one in kept for row in one.edge):
         values = {k: v for k, v in row.items() if k not in ("doc_id", "clause", "text")}
         print(f"\n{row['doc_id']}\n  dropped by {row['clause']}: {values}\n  {row['text']!r}")
+    if changed := [{"source": one.source, **row} for one in kept for row in one.changed_text]:
+        print("\ntext that transforms replaced:")
+        print_rows(changed)
+    for one in (change for source in kept for change in source.changes):
+        print(f"\n{one.transform}/{one.rule} in {one.source}, {one.ingest_id}:")
+        print(f"  {one.removed!r} -> {one.replacement!r}")
 
 
 def _percent(part: int, whole: int) -> float:

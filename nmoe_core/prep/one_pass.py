@@ -18,8 +18,9 @@ from nmoe_core.base.compute.api import Map
 from nmoe_core.base.compute.pool import Worker
 from nmoe_core.base.errors import SourceError
 from nmoe_core.prep.incremental.append import Appender
+from nmoe_core.prep.incremental.known_keys import keep_keys
 from nmoe_core.prep.incremental.reuse import KnownDocuments
-from nmoe_core.prep.incremental.shared_keys import SHARED_NAME, find_shared
+from nmoe_core.prep.incremental.shared_keys import KEYS_NAME, SHARED_NAME, find_shared
 from nmoe_core.prep.incremental.tables import KNOWN_NAME, join_tables, old_shards, write_table
 from nmoe_core.prep.journal import Journal
 from nmoe_core.prep.pass_plan import PassPlan
@@ -177,6 +178,7 @@ class Pass:
             marks = [self.plan.split.source.reading.digest, *checksums]
             writer.add_file(LINES_NAME, self.lines.sealed(bucket, marks))
             writer.commit(checksums, self.plan.fingerprints, self._source_info(bucket), old_dir)
+        keep_keys(self.journal.directory / SHARED_NAME / KEYS_NAME, self.plan.split_dir)
 
     def entry(self) -> dict[str, Any]:
         """The state to record in the journal."""

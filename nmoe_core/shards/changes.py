@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from loader.files.format import Manifest
 from nmoe_core.base.errors import FormatError
@@ -82,25 +83,31 @@ def changed_of(rows: pa.Table, number: int) -> Changed | None:
 _NAMES = ("original_sha256", "chars_removed", "changes")
 
 
-def is_recorded(manifest: Manifest) -> bool:
-    """Whether a shard has the record of changes that its manifest names, undamaged."""
-    path = manifest.path.parent / CHANGES_NAME
+def undamaged_changes(manifest: Manifest) -> pa.Table | None:
+    """The rows of a shard, as `read_changes`; None if they are not those that its manifest
+    names."""
     try:
-        found = rows_digest(read_attribute(path))
+        rows = read_attribute(manifest.path.parent / CHANGES_NAME)
     except FormatError:
-        return False
-    return found == manifest.extra.get("source_info", {}).get("changes_digest")
+        return None
+    named = manifest.extra.get("source_info", {}).get("changes_digest")
+    return rows.select(SCHEMA.names) if rows_digest(rows) == named else None
 
 
 def _counted(rows: pa.RecordBatch, totals: dict[str, dict[str, int]]) -> pa.RecordBatch:
     """The rows; adds them to the totals by `transform/rule`."""
-    for changes in rows.column("changes").to_pylist():
-        seen = set()
-        for change in changes:
-            name = f"{change['transform']}/{change['rule']}"
-            of_rule = totals.setdefault(name, {"documents": 0, "spans": 0, "chars": 0})
-            of_rule["documents"] += name not in seen
-            of_rule["spans"] += 1
-            of_rule["chars"] += change["end"] - change["start"]
-            seen.add(name)
+    column = rows.column("changes")
+    changes = column.flatten()
+    columns = {name: changes.field(name) for name in ("transform", "rule")}
+    places = [changes.field("end"), changes.field("start")]
+    columns["chars"] = pc.call_function("subtract", places)
+    columns["document"] = pc.call_function("list_parent_indices", [column])
+    counted = pa.table(columns).group_by(["transform", "rule"], use_threads=False)
+    asked = [("document", "count_distinct"), ("document", "count"), ("chars", "sum")]
+    for row in counted.aggregate(asked).to_pylist():
+        name = f"{row['transform']}/{row['rule']}"
+        of_rule = totals.setdefault(name, {"documents": 0, "spans": 0, "chars": 0})
+        of_rule["documents"] += row["document_count_distinct"]
+        of_rule["spans"] += row["document_count"]
+        of_rule["chars"] += row["chars_sum"]
     return rows

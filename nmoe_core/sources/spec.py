@@ -42,15 +42,14 @@ _NOT_OF_DATASETS = {
     "sample_seed": None,
     "max_record_mb": None,
     "encoding": None,
-    "chat_template": None,
     "csv_delimiter": None,
     "csv_quote": None,
     "csv_names": None,
 }
-# Keys that only some kinds of files take.
-_KINDS_OF: dict[str, tuple[SourceKind, ...]] = {
+# Keys that only some kinds take.
+KINDS_OF: dict[str, tuple[SourceKind, ...]] = {
     "encoding": ("jsonl", "csv", "files", "html", "warc"),
-    "chat_template": ("jsonl",),
+    "chat_template": ("jsonl", "parquet", "arrow", "huggingface"),
     "csv_delimiter": ("csv",),
     "csv_quote": ("csv",),
     "csv_names": ("csv",),
@@ -167,7 +166,7 @@ class SourceSpec(StrictModel):
     `detect`: found for each file. A byte order mark decides before `utf-8` and `detect`."""
     chat_template: str | None = None
     """`chatml`, `plain`, or the text of a Jinja template that makes a text of `messages`, the list
-    in text_field (jsonl)."""
+    in text_field (jsonl, parquet, arrow, huggingface)."""
     csv_delimiter: str | None = Field(default=None, min_length=1, max_length=1)
     """Character between values (csv). Default: a tab for .tsv, else a comma."""
     csv_quote: str = Field(default='"', max_length=1)
@@ -204,7 +203,7 @@ class SourceSpec(StrictModel):
             if key in self.model_fields_set:
                 takes = f"takes {instead}, not {key}" if instead else f"does not take {key}"
                 raise ValueError(f"source {self.id!r} of kind {self.kind} {takes}")
-        for key, kinds in _KINDS_OF.items():
+        for key, kinds in KINDS_OF.items():
             if key in self.model_fields_set and self.kind not in kinds:
                 raise ValueError(f"source {self.id!r} of kind {self.kind} does not take {key}")
         if self.kind in _WITHOUT_FIELDS and self.columns:
@@ -250,8 +249,8 @@ class SourceSpec(StrictModel):
         others |= {"hf_streaming", "follow_links"}
         if split == "train" or not self.valid_paths:
             others |= {"valid_paths"}
-        keys = self.model_dump(exclude=others | _KINDS_OF.keys())
-        keys |= self.model_dump(include={*_KINDS_OF}, exclude_defaults=True)
+        keys = self.model_dump(exclude=others | KINDS_OF.keys())
+        keys |= self.model_dump(include={*KINDS_OF}, exclude_defaults=True)
         methods = [split, keys]
         if self.kind in ("html", "warc") or self.encoding == DETECT:  # by the same package
             methods.append(extraction())

@@ -11,7 +11,7 @@ from nmoe_core.sources.discover import InputFile, new_id
 from nmoe_core.sources.formats import suffixes
 from nmoe_core.sources.open import file_source, open_reader
 from nmoe_core.sources.records import SAMPLED_RECORDS, BadRecord, Sample, Source
-from nmoe_core.sources.spec import SourceSpec
+from nmoe_core.sources.spec import KINDS_OF, SourceSpec
 from nmoe_core.sources.storage import TORN, SourceFile, decompressed
 
 TEXT_FIELDS = ("text", "content", "raw_content", "body", "document", "article", "markdown")
@@ -96,7 +96,7 @@ def by_text_field(
         is_object = len(trained) == 1 and rest[0].name.lower().endswith(".json")
         name = text_field(trained, is_named=is_object)
         keys = {}
-        if name is None and spec.kind == "jsonl" and not is_object:
+        if name is None and spec.kind in KINDS_OF["chat_template"] and not is_object:
             name = _chat_field(trained)
             keys = {"chat_template": _CHAT_TEMPLATE}
         if name is None:

@@ -28,11 +28,12 @@ from nmoe_core.base.atomic import (
 )
 from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import Fingerprints, first_difference, recorded
+from nmoe_core.prep.incremental.known_keys import KEPT_NAME
 from nmoe_core.prep.journal import STAGING_NAME, Journal
 from nmoe_core.prep.settings import is_larger_budget
 from nmoe_core.shards.manifest import SHARD_DIR
 
-_OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME}
+_OURS = {MANIFEST_NAME, STAGING_NAME, LOCK_NAME, KEPT_NAME}
 
 
 def refuse_changed(

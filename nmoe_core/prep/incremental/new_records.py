@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nmoe_core.prep.incremental.known_keys import KnownKeys
 from nmoe_core.prep.incremental.record_digests import RecordDigests
 from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
 from nmoe_core.shards.lines import line_keys, placed_keys
@@ -52,6 +53,13 @@ class BlockRecords(NamedTuple):
             return [None] * len(numbers)
         return self.kept.texts(name, self.places[list(numbers)].tolist())
 
+    def known_columns(self, names: Sequence[str]) -> dict[str, list[str | None]]:
+        """The texts of passthrough columns of the known records."""
+        if self.kept is None:
+            return {name: [] for name in names}
+        known = np.delete(np.arange(self.kept.rows.num_rows), self.places).tolist()
+        return {name: self.kept.texts(name, known) for name in names}
+
     def batches(
         self, wanted: np.ndarray, columns: Sequence[str] = ()
     ) -> Iterator[tuple[slice, Batch]]:
@@ -84,7 +92,10 @@ def _take_batch(texts: list[str]) -> list[str]:
 
 
 def read_block(
-    block: Block, rows: Rows, known: KnownDocuments | None, digests: RecordDigests | None
+    block: Block,
+    rows: Rows,
+    known: KnownDocuments | KnownKeys | None,
+    digests: RecordDigests | None,
 ) -> BlockRecords:
     """The records of a block that belong to the split and are not known. `digests` are part of
     their keys."""
@@ -130,7 +141,7 @@ def _read_lines(
     block: LinesBlock,
     lines: list[bytes],
     rows: Rows,
-    known: KnownDocuments | None,
+    known: KnownDocuments | KnownKeys | None,
     digests: RecordDigests | None,
 ) -> BlockRecords:
     keys = line_keys(lines)
@@ -154,7 +165,9 @@ def _read_lines(
     return BlockRecords(records, keys, match=match, notes=(*_notes(block),))
 
 
-def _known_lines(block: LinesBlock, keys: np.ndarray, known: KnownDocuments) -> LineMatch:
+def _known_lines(
+    block: LinesBlock, keys: np.ndarray, known: KnownDocuments | KnownKeys
+) -> LineMatch:
     """The known lines of a block: first lines with an id field, then lines identified by
     position."""
     own = known.find_lines(keys)

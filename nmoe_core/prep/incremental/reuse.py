@@ -53,7 +53,7 @@ class KnownDocuments:
     def __init__(self, tables: Path) -> None:
         self._directory = tables
         self._maps: dict[int, tuple[np.ndarray, memoryview]] = {}
-        self._changed: dict[str, Any] = {}  # the changes of one shard, by its directory
+        self._changed: dict[str, Any] = {}  # tables of changes, by the path of their file
 
     @cached_property
     def has_lines(self) -> bool:
@@ -65,13 +65,13 @@ class KnownDocuments:
         if not self._files or not sha256s:
             return {}
         words = np.frombuffer(bytes.fromhex("".join(sha256s)), ">u8").reshape(-1, 4)
-        places, found = self._find(self._by_text, TEXT, words.astype(np.uint64))
+        places, found = find_keys(self._by_text, self._documents[TEXT], words.astype(np.uint64))
         rows = self._documents[[7, 8, 11]][:, found].T.tolist()
         return dict(zip(places.tolist(), (self._inner(*row) for row in rows)))
 
     def find_lines(self, keys: np.ndarray) -> LineMatch:
         """The documents of the known lines; `keys` is uint64 `[lines, 2]`."""
-        lines, found = self._find(self._by_line, KEY, keys)
+        lines, found = find_keys(self._by_line, self._documents[KEY], keys)
         text_bytes, *places, files = self._documents[6:, found].astype(np.int64)
         starts, ends, id_starts, id_ends = places
         buckets = np.array([file.bucket for file in self._files], np.int32)[files]
@@ -115,19 +115,6 @@ class KnownDocuments:
     def _by_line(self) -> np.ndarray:
         return self._load(BY_LINE)
 
-    def _find(
-        self, order: np.ndarray, rows: slice, words: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the `words`, uint64 `[N, rows]`, that are in the table, and their table
-        columns."""
-        if order.shape[1] == 0:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        at = np.searchsorted(order[0], words[:, 0])
-        at[at == order.shape[1]] = 0
-        found = order[1, at].astype(np.int64)
-        places = np.flatnonzero((self._documents[rows, found] == words.T).all(axis=0))
-        return places, found[places]
-
     def _inner(self, start: int, end: int, file: int) -> np.ndarray:
         """The tokens of a document without BOS and EOS."""
         return self._mapped(file)[0][start + self._files[file].has_bos : end - 1]
@@ -143,16 +130,38 @@ class KnownDocuments:
     def _changes(self, number: int, first: int, count: int) -> list[Any]:
         """What transforms changed in documents of a file."""
         file = self._files[number]
-        if not file.has_changes:
+        if not file.changes:
             return []
-        directory = str(Path(file.npy).parent)
-        if directory not in self._changed:
-            from nmoe_core.shards.changes import read_changes
+        if file.changes not in self._changed:
+            import pyarrow as pa
 
-            self._changed = {directory: read_changes(Path(directory))}
-        return self._changed[directory].slice(file.first_document + first, count).to_batches()
+            with pa.memory_map(regular(file.changes)) as rows:
+                self._changed[file.changes] = pa.ipc.open_file(rows).read_all()
+        return self._changed[file.changes].slice(file.first_document + first, count).to_batches()
 
     def _load(self, name: str) -> np.ndarray:
         path = self._directory / name
         is_empty = path.stat().st_size <= NPY_HEADER_BYTES  # an empty file cannot be memory-mapped
         return np.asarray(np.load(regular(path), mmap_mode=None if is_empty else "r"))
+
+
+def find_keys(
+    order: np.ndarray, columns: np.ndarray, words: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which keys are in a table.
+
+    Args:
+        order: uint64 `[2, keys]`: the ascending first words of the keys, and their table columns.
+        columns: uint64 `[words, columns]`: the keys of the table.
+        words: uint64 `[N, words]`: the keys to look for.
+
+    Returns:
+        The indices of the `words` that are in the table, and their table columns.
+    """
+    if order.shape[1] == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    at = np.searchsorted(order[0], words[:, 0])
+    at[at == order.shape[1]] = 0
+    found = order[1, at].astype(np.int64)
+    places = np.flatnonzero((columns[:, found] == words.T).all(axis=0))
+    return places, found[places]

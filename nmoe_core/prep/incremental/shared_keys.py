@@ -20,8 +20,16 @@ from nmoe_core.base.atomic import atomic_file, write_json
 from nmoe_core.base.compute.api import Map
 from nmoe_core.base.fingerprint import read_sealed
 from nmoe_core.config.transforms import LinesTable, TransformTable
+from nmoe_core.prep.incremental.known_keys import (
+    KEPT_NAME,
+    KeyWriter,
+    KnownKeys,
+    RecordKeys,
+    are_usable,
+    seal_keys,
+)
 from nmoe_core.prep.incremental.new_records import read_block
-from nmoe_core.prep.incremental.record_digests import DIGESTS_NAME
+from nmoe_core.prep.incremental.record_digests import DIGESTS_NAME, RecordDigests
 from nmoe_core.prep.pass_plan import PassPlan
 from nmoe_core.prep.tokenize import BlockTokenizer
 from nmoe_core.sources.records import Block, Rows
@@ -29,6 +37,7 @@ from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.transforms.corpus import table_path
 
 SHARED_NAME = "shared"
+KEYS_NAME = "keys"
 _DONE_NAME = "done.json"
 _PAIR = np.dtype([("key", "<u8"), ("row", "<i8")])
 _PART_BYTES = 2**30  # bytes of the source for each file of keys
@@ -42,6 +51,10 @@ class _BlockJob(NamedTuple):
     step: int
     block: Block
     rows: Rows
+    kept: Path | None
+    """Directory of the keys of an earlier pass."""
+    digests: np.ndarray | None
+    """uint64: what earlier transforms decided about each record of the block."""
 
 
 class _PartJob(NamedTuple):
@@ -71,14 +84,22 @@ def find_shared(plan: PassPlan, directory: Path, pool: Map) -> bool:
     if there.get("made_from") == made_from and all((directory / one).is_file() for one in names):
         return False
     shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    (directory / KEYS_NAME).mkdir(parents=True)
+    of_record = {**plan.settings.identity(), "max_tokens": None}
+    of_record["reading"] = plan.split.source.reading.digest
+    kept: Path | None = plan.old_dir / KEPT_NAME
+    if not plan.settings.reuse or not are_usable(plan.old_dir / KEPT_NAME, of_record):
+        kept = None
     digests = np.zeros(0, np.uint64)
     for step in steps:
         parts = _Parts(directory / "parts", plan.split.source.size_bytes())
-        for pairs, num_rows in pool(block_keys, _blocks(plan, step)):
-            parts.add(pairs)
+        keys = KeyWriter(directory / KEYS_NAME, step)
+        for found, num_rows in pool(block_keys, _blocks(plan, step, kept, digests)):
+            parts.add(found)
+            keys.add(found)
             if num_rows > len(digests):
                 digests.resize(max(num_rows, 2 * len(digests)), refcheck=False)
+        keys.close()
         jobs = [_PartJob(path, tables[step]) for path in parts.close()]
         shared = [np.zeros((2, 0), np.uint64)]
         for decided in pool(decide, jobs):
@@ -88,38 +109,55 @@ def find_shared(plan: PassPlan, directory: Path, pool: Map) -> bool:
         _save(table_path(directory, step), np.concatenate(shared, axis=1))
         shutil.rmtree(directory / "parts")
     _save(directory / DIGESTS_NAME, digests)
+    seal_keys(directory / KEYS_NAME, of_record)
     write_json(directory / _DONE_NAME, sealed({"made_from": made_from}))
     return True
 
 
-def block_keys(worker: BlockTokenizer, job: _BlockJob) -> tuple[np.ndarray, int]:
-    """The keys of a block, _PAIR, and the number of records up to its end."""
-    assert worker.transforms is not None
-    found = [np.zeros(0, _PAIR)]
-    read = read_block(job.block, job.rows, None, None)
+def block_keys(worker: BlockTokenizer, job: _BlockJob) -> tuple[RecordKeys, int]:
+    """The keys of the records of a block, and the number of records up to its end."""
+    chain = worker.transforms
+    assert chain is not None
+    known = None if job.kept is None else KnownKeys(job.kept, job.step)
+    first = job.block.start.row
+    digests = None if job.digests is None else RecordDigests(Path(), job.digests, first)
+    read = read_block(job.block, job.rows, known, digests)
+    zeros = np.zeros(0, np.int64)
+    empty = RecordKeys(
+        zeros, read.keys[:0], zeros.astype(np.uint64), zeros, zeros.astype(np.uint64)
+    )
+    parts = [empty]
+    if known is not None and read.match is not None:
+        lines, numbers, *_ = read.match
+        salts = chain.salts(read.known_columns(chain.columns), len(lines), job.step)
+        parts.append(known.take(numbers, lines + first, salts))
     readable = [i for i in range(len(read.records.rows)) if i not in read.records.bad]
-    for _, raw in read.batches(np.array(readable, np.int64), worker.transforms.columns):
+    wanted = np.array(readable, np.int64)
+    for part, raw in read.batches(wanted, chain.columns):
         texts, payloads = normalize_batch(raw.texts)
         batch = raw._replace(texts=texts, payloads=payloads)
-        keys = worker.transforms.keys(batch, job.step)
-        pairs = np.empty(len(keys.hashes), _PAIR)
-        pairs["key"] = keys.hashes
-        pairs["row"] = np.asarray(batch.rows, np.int64)[keys.places]
-        found.append(pairs)
-    return np.concatenate(found), job.block.end.row
+        keys = chain.keys(batch, job.step)
+        counts = np.bincount(keys.places, minlength=len(texts))
+        rows = np.asarray(batch.rows, np.int64)
+        salts = chain.salts(batch.columns, len(texts), job.step)
+        parts.append(RecordKeys(rows, read.keys[wanted[part]], salts, counts, keys.hashes))
+    return RecordKeys.joined(parts), job.block.end.row
 
 
 def decide(worker: object, job: _PartJob) -> _Decided:
     """Sort the keys of a file, and decide which of their lines or paragraphs are removed."""
+    least = job.table.boilerplate_documents if isinstance(job.table, LinesTable) else 2
     pairs = np.fromfile(regular(job.path), _PAIR)
+    order = np.argsort(pairs["key"])
+    begins, counts = _groups(pairs["key"][order])
+    pairs = pairs[order[np.repeat(counts >= least, counts)]]  # only few are in so large groups
     pairs = pairs[np.lexsort((pairs["row"], pairs["key"]))]
     is_of_lines = isinstance(job.table, LinesTable)
-    if is_of_lines and len(pairs):  # a document counts once
-        pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]
-    begins = np.flatnonzero(np.append(True, np.diff(pairs["key"]) > 0)) if len(pairs) else []
-    begins = np.asarray(begins, np.int64)
-    counts = np.diff(begins, append=len(pairs))
-    least = job.table.boilerplate_documents if isinstance(job.table, LinesTable) else 2
+    if is_of_lines:  # a document counts once
+        is_new = np.ones(len(pairs), np.bool_)
+        is_new[1:] = pairs[1:] != pairs[:-1]
+        pairs = pairs[is_new]
+    begins, counts = _groups(pairs["key"])
     is_shared = counts >= least
     firsts = pairs["row"][begins]
     is_removed = np.repeat(is_shared, counts)
@@ -127,6 +165,14 @@ def decide(worker: object, job: _PartJob) -> _Decided:
         is_removed &= pairs["row"] != np.repeat(firsts, counts)
     shared = np.stack([pairs["key"][begins], firsts.astype(np.uint64)])[:, is_shared]
     return _Decided(shared, pairs[is_removed])
+
+
+def _groups(ordered: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where each group of equal values begins, and how many values it has."""
+    is_first = np.ones(len(ordered), np.bool_)
+    is_first[1:] = ordered[1:] > ordered[:-1]
+    begins = np.flatnonzero(is_first)
+    return begins, np.diff(begins, append=len(ordered))
 
 
 class _Parts:
@@ -140,7 +186,10 @@ class _Parts:
         self._held: list[np.ndarray] = []
         self._held_bytes = 0
 
-    def add(self, pairs: np.ndarray) -> None:
+    def add(self, found: RecordKeys) -> None:
+        pairs = np.empty(len(found.hashes), _PAIR)
+        pairs["key"] = found.hashes ^ np.repeat(found.salts, found.counts)
+        pairs["row"] = np.repeat(found.rows, found.counts)
         self._held.append(pairs)
         self._held_bytes += pairs.nbytes
         if self._held_bytes > _HELD_BYTES:
@@ -155,10 +204,10 @@ class _Parts:
         pairs = np.concatenate([np.zeros(0, _PAIR), *self._held])
         self._held.clear()
         self._held_bytes = 0
-        parts = np.zeros(len(pairs), np.int64)
+        parts = np.zeros(len(pairs), np.uint16)
         if self._bits:
-            parts = (pairs["key"] >> np.uint64(64 - self._bits)).astype(np.int64)
-        pairs = pairs[np.argsort(parts, kind="stable")]
+            parts = (pairs["key"] >> np.uint64(64 - self._bits)).astype(np.uint16)
+            pairs = pairs[np.argsort(parts, kind="stable")]
         bounds = np.append(0, np.cumsum(np.bincount(parts, minlength=len(self._paths))))
         for path, start, end in zip(self._paths, bounds[:-1].tolist(), bounds[1:].tolist()):
             if end > start:
@@ -166,12 +215,16 @@ class _Parts:
                     pairs[start:end].tofile(file)
 
 
-def _blocks(plan: PassPlan, step: int) -> Iterator[_BlockJob]:
+def _blocks(
+    plan: PassPlan, step: int, kept: Path | None, digests: np.ndarray
+) -> Iterator[_BlockJob]:
     rows = plan.split.rows
+    is_later = len(digests) > 0  # earlier transforms decided about all records
     for block in plan.split.source.blocks():
         if rows.stop is not None and block.start.row >= rows.stop:
             return
-        yield _BlockJob(step, block, rows)
+        of_block = digests[block.start.row : block.end.row].copy() if is_later else None
+        yield _BlockJob(step, block, rows, kept, of_block)
 
 
 def _save(path: Path, values: np.ndarray) -> None:

@@ -58,8 +58,9 @@ class OldFile(NamedTuple):
     num_documents: int
     first_document: int
     """Number of its first document in the shard."""
-    has_changes: bool
-    """Whether the shard records what transforms changed."""
+    changes: str
+    """Arrow file of what transforms changed in the documents of the shard; empty without
+    transforms."""
 
 
 def old_shards(
@@ -95,12 +96,10 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     """Write the table of a shard; return its undamaged files."""
     manifest = shard.manifest
     lines = None if shard.reading is None else read_lines(manifest, shard.reading)
-    has_changes = False
+    changes = ""
     if lines is not None and shard.has_transforms:
-        from nmoe_core.shards.changes import is_recorded
-
-        has_changes = is_recorded(manifest)
-        lines = lines if has_changes else None
+        changes = _unpacked_changes(shard)
+        lines = lines if changes else None
     lines = np.zeros(manifest.total_documents, LINE_ROW) if lines is None else lines
     files = []
     parts = [np.empty((NUM_ROWS, 0), np.uint64)]
@@ -109,7 +108,7 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
         last = first + entry.num_documents
         try:
             file, rows = _rows(manifest, entry, lines[first:last])
-            file = file._replace(first_document=first, has_changes=has_changes)
+            file = file._replace(first_document=first, changes=changes)
         except (FormatError, OSError, ValueError) as error:
             where = manifest.shard_path(entry)
             _LOG.warning("documents of %s are tokenised again: %s", where, error)
@@ -124,6 +123,22 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
         table[:7, lengths == lengths.max()] = 0  # the longest documents may have been cut
     np.save(shard.table, table)
     return files
+
+
+def _unpacked_changes(shard: OldShard) -> str:
+    """Copy what transforms changed in a shard to an Arrow file, which is read by memory map; return
+    its path. Empty if the shard's record is missing or damaged."""
+    import pyarrow as pa
+
+    from nmoe_core.shards.changes import SCHEMA, undamaged_changes
+
+    rows = undamaged_changes(shard.manifest)
+    if rows is None:
+        return ""
+    path = str(shard.table.with_suffix(".arrow"))
+    with pa.ipc.new_file(path, SCHEMA) as file:
+        file.write_table(rows.cast(SCHEMA))
+    return path
 
 
 def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[OldFile, np.ndarray]:
@@ -151,7 +166,7 @@ def _rows(manifest: Manifest, entry: ShardEntry, lines: np.ndarray) -> tuple[Old
     bucket = int(directory.name.removeprefix("shard_"))
     npy = manifest.shard_path(entry)
     facts = str(npy), str(paths["ids"]), bucket, manifest.dtype, has_bos, len(file.spans)
-    return OldFile(*facts, 0, False), rows
+    return OldFile(*facts, 0, ""), rows
 
 
 def join_tables(

@@ -13,6 +13,7 @@ import numpy as np
 
 from nmoe_core.base.errors import SourceError
 from nmoe_core.base.jsonl import checked_id
+from nmoe_core.sources.forms.chat import renderer
 from nmoe_core.sources.passthrough_columns import Kept, arrow_columns
 from nmoe_core.sources.records import (
     SAMPLED_RECORDS,
@@ -51,8 +52,8 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ColumnsBlock(Block):
-    """Consecutive rows as a record batch: text, optionally id, and the passthrough columns that
-    exist."""
+    """Consecutive rows as a record batch: text or messages, optionally id, and the passthrough
+    columns that exist."""
 
     place: Place
     columns: Any
@@ -61,8 +62,16 @@ class ColumnsBlock(Block):
         """Decode each row's text and check its id."""
         texts = self.columns.column(0).to_pylist()
         ids = self.columns.column(1).to_pylist() if self.reading.id_field else [None] * len(texts)
+        template = self.reading.chat_template
+        render = None if template is None else renderer(template, self.reading.source)
         for i, (text, id_) in enumerate(zip(texts, ids)):
-            yield self._record(i, text, id_)
+            try:
+                text = text if render is None else render(_without_nulls(text)).encode()
+            except ValueError as error:
+                row = self.start.row + i
+                yield BadRecord(row, self.where(row), str(error))
+            else:
+                yield self._record(i, text, id_)
 
     def where(self, row: int) -> str:
         return f"{self.place.where}: row {self.start.line + row - self.start.row}"
@@ -121,7 +130,11 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
             what = "field is missing"
         else:
             kind = _value_type(pa, found.kind)
-            if not _holds_text(pa, kind) and (is_text or not pa.types.is_integer(kind)):
+            if is_text and reading.chat_template is not None:
+                is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+                if not is_list or not pa.types.is_struct(kind.value_type):
+                    what = f"field is {kind}, not a list of messages"
+            elif not _holds_text(pa, kind) and (is_text or not pa.types.is_integer(kind)):
                 what = f"field is {kind}, not {'text' if is_text else 'text or whole numbers'}"
         if what is not None:
             raise SourceError(
@@ -191,6 +204,18 @@ def batch_samples(batch: Any) -> list[Sample]:
     return [{name: _text_or_none(row.get(name)) for name in names} for row in rows]
 
 
+def _without_nulls(messages: Any) -> Any:
+    """Messages without the keys that only other messages have, which Arrow gives as nulls."""
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {key: value for key, value in one.items() if value is not None}
+        if isinstance(one, dict)
+        else one
+        for one in messages
+    ]
+
+
 def _text_or_none(value: bytes | None) -> str | None:
     try:
         return None if value is None else value.decode()
@@ -203,9 +228,9 @@ def _value_type(pa: Any, kind: Any) -> Any:
 
 
 def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
-    """The batch's columns in pieces of about 2 MiB: text and id as bytes, and the passthrough
-    columns that exist. Checks offsets; raises pyarrow.ArrowInvalid if they do not fit the
-    buffers."""
+    """The batch's columns in pieces of about 2 MiB: text as bytes, or messages; id as bytes; and
+    the passthrough columns that exist. Checks offsets; raises pyarrow.ArrowInvalid if they do
+    not fit the buffers."""
     import pyarrow as pa
 
     arrays = []
@@ -215,7 +240,8 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
         if (field := find_field(batch.schema, name)) is None:
             continue
         array = _values(pa, batch.column(field.column), field.path)
-        arrays.append(_as_bytes(pa, array) if i < num_first else array)
+        is_as_stored = i >= num_first or (i == 0 and reading.chat_template is not None)
+        arrays.append(array if is_as_stored else _as_bytes(pa, array))
         names.append(str(i) if i < num_first else name)
         arrays[-1].validate(full=True)
     for part in _unshared(pa, pa.RecordBatch.from_arrays(arrays, names)):

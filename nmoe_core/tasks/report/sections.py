@@ -25,12 +25,12 @@ from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.report.account import account_picture, account_rows, run_account
-from nmoe_core.tasks.report.changes import changed_samples, changed_text
 from nmoe_core.tasks.report.columns import SIGNALS, columns_picture, source_columns, sources_picture
 from nmoe_core.tasks.report.corpus import Corpus, Section
 from nmoe_core.tasks.report.curate_pictures import order_pictures
 from nmoe_core.tasks.report.samples import Sample, samples
 from nmoe_core.tasks.report.summary import few_labels_of, grader_costs, scoreboard
+from nmoe_core.tasks.selection.changes import changed_samples, changed_text
 from nmoe_core.tasks.selection.composition import composition, most_moved
 from nmoe_core.tasks.selection.outcome import rule_of
 

@@ -31,7 +31,7 @@ from nmoe_core.quality.calibration.summary_file import read_calibration
 from nmoe_core.shards.documents import document_ids
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.report.account import run_account
-from nmoe_core.tasks.report.changes import changed_text
+from nmoe_core.tasks.selection.changes import changed_text
 from nmoe_core.tasks.selection.composition import composition, most_moved
 
 DIGEST_STEPS = 8

@@ -50,7 +50,7 @@ def query(run: Run, sql: str) -> Answer:
     names = {label: name for name, label in _names(schemas.values()).items()}
     is_all = "*" in text.replace("count(*)", "")
     wanted = {k: v for k, v in names.items() if is_all or v.lower() in text}
-    wanted = wanted or {_ONE: names[_ONE]}
+    wanted = wanted or {_ONE: names.get(_ONE, _ONE)}  # without shards there are no names
     same = Counter(name.lower() for name in wanted.values())
     wanted = {k: v for k, v in wanted.items() if same[v.lower()] == 1 or is_all or v in sql}
     if len({name.lower() for name in wanted.values()}) < len(wanted):

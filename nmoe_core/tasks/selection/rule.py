@@ -25,7 +25,8 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.attribute_file import is_attribute_current, read_attribute, read_footer
 from nmoe_core.shards.documents import beginning
-from nmoe_core.shards.manifest import digest_of
+from nmoe_core.shards.manifest import changes_by_rule, digest_of
+from nmoe_core.tasks.selection.changes import SampleChange, changed_samples
 from nmoe_core.tasks.selection.expression import opened
 from nmoe_core.tasks.selection.outcome import clauses_of, why_left_out
 from nmoe_core.tasks.selection.view import read_columns, shard_parts
@@ -62,6 +63,10 @@ class Kept:
     clauses: list[ClauseFigures]
     edge: list[dict[str, Any]]
     """Documents that only one clause drops."""
+    changed_text: list[dict[str, Any]]
+    """What transforms changed in the source, by `transform` and `rule`."""
+    changes: list[SampleChange]
+    """Samples of these changes."""
 
 
 class _Edge(NamedTuple):
@@ -126,7 +131,8 @@ def _columns(run: Run, shard: ShardPaths, where: Where) -> pa.Table:
 def preview_selection(run: Run, source: str, tried: str | None = None, sample: int = 0) -> Kept:
     """The documents of a source that its expressions would keep, with `tried` instead of
     `curation.where`, and the effect of each clause; writes no file. Also gives `sample` documents
-    that only one clause drops, chosen by the digest of their ids.
+    that only one clause drops, chosen by the digest of their ids, and `sample` changes by each rule
+    of the transforms.
     """
     where = opened(run, source, tried)
     language = next((name for name in where.schema if name == "language.lang"), None)
@@ -175,6 +181,8 @@ def preview_selection(run: Run, source: str, tried: str | None = None, sample: i
             for i, text in enumerate(where.clauses)
         ],
         edge=shown,
+        changed_text=changes_by_rule(run.tree.split(source, "train")),
+        changes=changed_samples(run, source, sample) if sample else [],
     )
 
 

@@ -23,7 +23,8 @@ class Batch(NamedTuple):
 
 class Transform(Protocol):
     """A change of documents, which depends on the document and the settings alone, unless its table
-    reads the corpus: then it also has a method `keys`, which gives the `Keys` of a batch."""
+    reads the corpus: then it also has a method `keys`, which gives the `Keys` of a batch, and if it
+    reads columns, a method `salts`, which gives a number of each document from their values."""
 
     def edits(self, batch: Batch) -> dict[int, list[Edit]]:
         """The edits of each text that is changed, by its number in the batch; sorted, and without

@@ -9,6 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from nmoe_core.base.compute.garbage import gc_paused
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.transforms import TransformTable
 from nmoe_core.text.normalise import normalize_batch
@@ -139,6 +142,10 @@ class Chain:
     def apply(self, batch: Batch) -> tuple[list[str], list[bytes], dict[int, Changed]]:
         """The texts after all transforms, normalised, as text and as UTF-8; and what was done to
         those that changed, by their number."""
+        with gc_paused():  # which would look at all edits again and again
+            return self._apply(batch)
+
+    def _apply(self, batch: Batch) -> tuple[list[str], list[bytes], dict[int, Changed]]:
         texts, payloads, changes = self._through(batch, len(self._transforms))
         self._normalise(texts, payloads, changes)
         same = [i for i in changes if payloads[i] == batch.payloads[i]]
@@ -151,6 +158,14 @@ class Chain:
         texts, payloads, _ = self._through(batch, step)
         keys: Keys = self._transforms[step].keys(batch._replace(texts=texts, payloads=payloads))
         return keys
+
+    def salts(
+        self, columns: Mapping[str, Sequence[str | None]], count: int, step: int
+    ) -> np.ndarray:
+        """uint64 `[count]`: keys of documents with different values are never equal. `columns` are
+        the values of `count` documents in the columns that transforms read."""
+        is_read = bool(self._tables[step].reads_columns)
+        return self._transforms[step].salts(columns) if is_read else np.zeros(count, np.uint64)
 
     def _through(
         self, batch: Batch, stop: int

@@ -67,9 +67,13 @@ def edits_between(before: str, after: str, rule: str) -> list[Edit]:
         return []
     old = before.splitlines(keepends=True)
     new = after.splitlines(keepends=True)
+    first = _num_equal(old, new)
+    last = _num_equal(old[first:][::-1], new[first:][::-1])
+    starts = [sum(map(len, old[:first]))]
+    old = old[first : len(old) - last]
+    new = new[first : len(new) - last]
     if len(old) * len(new) > _MAX_LINE_PAIRS:
-        return [_narrowed(before, after, 0, rule)]
-    starts = [0]
+        return [_narrowed("".join(old), "".join(new), starts[0], rule)]
     for line in old:
         starts.append(starts[-1] + len(line))
     found = []
@@ -77,6 +81,12 @@ def edits_between(before: str, after: str, rule: str) -> list[Edit]:
         if tag != "equal":
             found.append(_narrowed("".join(old[i:j]), "".join(new[k:m]), starts[i], rule))
     return found
+
+
+def _num_equal(one: Sequence[str], other: Sequence[str]) -> int:
+    """Number of lines that both start with."""
+    pairs = enumerate(zip(one, other))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _undone(text: str, changes: Sequence[Change]) -> str:

@@ -4,6 +4,7 @@ Paragraphs are equal if their words are; white space is ignored. The first parag
 files and records is kept.
 """
 
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -49,17 +50,8 @@ class Paragraphs:
         pairs = np.stack([found.texts[own], found.hashes[own].astype(np.int64)])
         is_kept[own[np.unique(pairs, axis=1, return_index=True)[1]]] = True
         removed = np.flatnonzero(~is_kept)
-        lines = found.lines
-        edits = {}
-        for i in np.unique(found.texts[removed]).tolist():
-            text = batch.texts[int(i)]
-            of_text = removed[slice(*np.searchsorted(found.texts[removed], (i, i + 1)))]
-            starts = lines.starts[found.firsts[of_text]].tolist()
-            lasts = found.lasts[of_text]
-            ends = lines.starts[lasts] + lines.chars[lasts] + 1
-            ends = np.minimum(ends, len(text)).tolist()
-            edits[i] = cuts(text, ((start, end, RULE) for start, end in zip(starts, ends)))
-        return edits
+        places = found.firsts[removed], found.lasts[removed]
+        return dict(cuts(batch.texts, found.lines, *places, repeat(RULE)))
 
     def keys(self, batch: Batch) -> Keys:
         """A key of each paragraph that is long enough."""

@@ -211,6 +211,79 @@ def test_a_document_whose_lines_are_decided_as_before_is_copied_whole(
     assert applied == ["new"]
 
 
+@pytest.fixture
+def keyed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the documents whose lines and paragraphs a pass hashes."""
+    ids: list[str] = []
+    keys = Chain.keys
+
+    def recorded(chain: Chain, batch: Batch, step: int) -> Any:
+        ids.extend(batch.ids)
+        return keys(chain, batch, step)
+
+    monkeypatch.setattr(Chain, "keys", recorded)
+    return ids
+
+
+@pytest.mark.parametrize("columns", [("url",), ()], ids=["columns", "lines"])
+def test_only_changed_records_are_hashed_again(
+    web: Web, rows: Rows, tmp_path: Path, columns: tuple[str, ...], keyed: list[str]
+) -> None:
+    tables = (_BY_SITE if columns else _OF_SOURCE, _PARAGRAPHS)
+    web = _source(web, rows, columns).with_(transforms=tables)
+    web.prep()
+    assert len(keyed) == 2 * len(rows)
+    keyed.clear()
+    rows[5]["text"] += "\n\none more paragraph of the fifth document, long enough"
+    rows.insert(0, {"id": "new", "text": "some new text\n" * 9, "url": "https://a.org"})
+    _source(web, rows, columns).prep()
+    assert keyed == ["new", "doc-5"] * 2
+    keyed.clear()
+    assert _source(web, rows[9:], columns).with_(reuse=False).prep()
+    assert len(keyed) == 2 * len(rows[9:])
+
+
+def test_a_document_that_moves_to_another_site_loses_the_lines_of_that_site(
+    web: Web, rows: Rows, tmp_path: Path, keyed: list[str]
+) -> None:
+    web = _source(web, rows).with_(transforms=(_BY_SITE,))
+    web.prep()
+    before = web.digest()
+    keyed.clear()
+    for row in rows:
+        row["url"] = row["url"].replace("a.org", "b.org")
+    web = _source(web, rows)
+    web.prep()
+    assert not keyed
+    assert before != web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("name", ["0.records", "0.hashes", "0.by_key", "done.json"])
+def test_damaged_keys_are_not_used(
+    web: Web, rows: Rows, tmp_path: Path, keyed: list[str], name: str
+) -> None:
+    web = _source(web, rows).with_(transforms=(_OF_SOURCE,))
+    web.prep()
+    path = web.out / ".shared" / name
+    payload = bytearray(path.read_bytes())
+    payload[len(payload) // 2] ^= 1
+    path.write_bytes(payload)
+    rows[5]["text"] += " and more"
+    keyed.clear()
+    web = _source(web, rows)
+    web.prep()
+    assert len(keyed) == len(rows)
+    assert web.digest() == _fresh(web, tmp_path / "fresh")
+
+
+def test_without_such_transforms_a_split_keeps_no_keys(web: Web, rows: Rows) -> None:
+    web = _source(web, rows).with_(transforms=(_OF_SOURCE,))
+    web.prep()
+    assert (web.out / ".shared").is_dir()
+    web.with_(transforms=()).prep()
+    assert not (web.out / ".shared").exists()
+
+
 @pytest.mark.parametrize("failpoint", ["write:1", "write:3", "rename:2", "rename:4", "fsync:6"])
 def test_a_run_that_is_killed_is_continued_to_the_same_bytes(
     web: Web, rows: Rows, tmp_path: Path, failpoint: str

@@ -16,6 +16,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.config.transforms import Base64Table, LinesTable
 from nmoe_core.sources.jsonl import JsonlSource
+from nmoe_core.tasks.selection.query import query
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.transforms.edits import Change, original
@@ -131,6 +132,25 @@ def test_a_grown_split_equals_a_fresh_one_and_copies_the_changes_of_known_record
     assert grown.digest() == fresh.digest()
 
 
+def test_the_record_of_changes_is_read_once_per_shard(
+    changed: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmoe_core.shards import changes
+
+    changed.prep()
+    changed.edit(b"doc-7", b"doc-x")
+    read: list[Path] = []
+    read_attribute = changes.read_attribute
+
+    def counted(path: Path, *columns: Any) -> Any:
+        read.append(path)
+        return read_attribute(path, *columns)
+
+    monkeypatch.setattr(changes, "read_attribute", counted)
+    assert changed.prep().documents_reused > 280
+    assert len(read) == len(set(read)) == 4
+
+
 def test_if_the_record_of_changes_is_damaged_the_texts_are_changed_again(
     changed: Web, tmp_path: Path
 ) -> None:
@@ -199,6 +219,59 @@ def test_only_the_sources_that_a_transform_names_are_changed(
     assert [list(row.values()) for row in rows] == [["books", 300, None], ["web", 299, 99]]
     where = ["--config", project, "--where", "coalesce(chars_removed, 0) = 0"]
     assert [one["kept"] for one in said(capsys, "select", *where)] == [200, 300]
+
+
+def test_select_shows_what_each_rule_replaced(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--config", project, "--where", "chars_removed > 0"]
+    web, books = said(capsys, "select", *where)
+    assert books["changed_text"] == books["changes"] == web["changes"] == []
+    [row] = web["changed_text"]
+    assert row == {
+        "transform": "base64_blobs",
+        "rule": "base64",
+        "documents": 99,
+        "spans": 198,
+        "chars": 198 * 200,
+    }
+    web, _ = said(capsys, "select", *where, "--sample", 2)
+    assert [one["rule"] for one in web["changes"]] == ["base64"] * 2
+    assert main(["select", *map(str, where), "--sample", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "base64_blobs  base64" in shown
+    assert repr(web["changes"][1]["removed"]) in shown
+
+
+@pytest.mark.parametrize("kinds", [["redact"], ["lines", "redact"]], ids="-".join)
+def test_samples_hide_personal_data(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kinds: list[str]
+) -> None:
+    pytest.importorskip("phonenumbers")
+    tables: list[dict[str, Any]] = [{"kind": kind} for kind in kinds]
+    tables[0] |= {"bad_starts": ["write to"]} if kinds[0] == "lines" else {}
+    text = f"some words\nwrite to jane.doe@mail.org soon\n{'more words ' * 9}"
+    rows = [{"id": str(i), "text": f"{text} {i}"} for i in range(40)]
+    written = write_project(tmp_path / "p", [jsonl_source("web", rows)], {"transforms": tables})
+    config = ["--config", str(written.config)]
+    assert main(["run", "prep", *config]) == 0
+    [web] = said(capsys, "select", *config, "--where", "true", "--sample", 3)
+    removed = [one["removed"] for one in web["changes"]]
+    if kinds[0] == "redact":
+        assert {one["replacement"] for one in web["changes"]} == {"<EMAIL>"}
+        assert set(removed) == {"j...g, 17 characters"}
+    else:
+        assert removed == ["write to <EMAIL> soon"] * 3
+    (document,) = said(capsys, "sql", "select doc_id from documents limit 1", *config)
+    facts = said(capsys, "explain", document["doc_id"], *config)["changes"]
+    assert "jane.doe" in facts["changes"][0]["removed"]
+
+
+def test_a_query_before_prep_says_that_there_are_no_documents(tmp_path: Path) -> None:
+    written = write_project(tmp_path / "p", [jsonl_source("web", [{"id": "a", "text": "b"}])])
+    for asked in ("select *", "select * from documents", "select 1", "select count(*)"):
+        with refused("E-SELECT-QUERY", naming=["no documents", "nmoe run prep"]):
+            query(Run(written.config), asked)
 
 
 def test_explain_shows_the_document_before_and_after(

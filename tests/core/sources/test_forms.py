@@ -242,6 +242,48 @@ def test_messages_are_rendered_by_a_named_template_or_the_users_own(tmp_path: Pa
     assert texts(_chat(tmp_path, [[]])) == [""]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "huggingface"])
+def test_messages_in_columns_are_those_of_json_lines(tmp_path: Path, kind: str) -> None:
+    chats = [
+        [{"role": "user", "content": "Why?"}, {"role": "tool", "content": "42", "name": "sum"}],
+        [],
+        [{"role": "user", "content": None}],
+        [{"role": "user", "content": "\u6771 \U0001f600"}] * 3000,
+    ] * 20
+    own = (
+        "{% for m in messages %}{{ m.role }}{% if m.name is defined %} {{ m.name }}{% endif %}: "
+        "{{ m.content }}\n{% endfor %}"
+    )
+    ids = [{"id": f"c{i}", "messages": one, "n": i} for i, one in enumerate(chats)]
+    table = pa.Table.from_pylist(ids)
+    keys = {"text_field": "messages", "id_field": "id", "chat_template": own}
+    if kind == "huggingface":
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset(table).save_to_disk(str(tmp_path / "saved"))
+        source = opened(tmp_path, hf_dataset="./saved", **keys, columns=["n"]).source
+    else:
+        path = tmp_path / f"a.{kind}"
+        if kind == "parquet":
+            pytest.importorskip("pyarrow.parquet").write_table(table, path, row_group_size=7)
+        else:
+            with pa.ipc.new_file(path, table.schema) as file:
+                file.write_table(table, 7)
+        source = opened(tmp_path, kind=kind, paths=[path.name], **keys, columns=["n"]).source
+    expected = records(_chat(tmp_path, chats, own))
+    found = records(source)
+    assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+    assert [one.id for one in good(source)][:3] == ["c0", "c1", "c3"]
+
+
+def test_a_column_without_messages_is_refused(tmp_path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"text": ["a"], "messages": [["a"]]}), tmp_path / "a.parquet")
+    for name in ("text", "messages"):
+        keys = {"text_field": name, "chat_template": "plain"}
+        with refused("E-SOURCE-FIELD", naming=["not a list of messages"]):
+            records(opened(tmp_path, kind="parquet", paths=["a.parquet"], **keys).source)
+
+
 @pytest.mark.parametrize(
     ("messages", "said"),
     [

@@ -1,51 +1,62 @@
-"""Edits that remove lines and parts of lines from a text."""
+"""Edits that remove lines and parts of lines from texts."""
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from nmoe_core.text.transforms.edits import Edit
-
-Span = tuple[int, int, str]
-"""Lines to remove: the start of the first, the end of the last with its line end, and the rule."""
-_BLANK_LINES = re.compile(r"(?:[^\S\n]*\n)+")
+from nmoe_core.text.transforms.lines.kernel import Lines
 
 
-def cuts(text: str, removed: Iterable[Span]) -> list[Edit]:
-    """Edits that remove lines, given in order.
+def cuts(
+    texts: Sequence[str], lines: Lines, firsts: np.ndarray, lasts: np.ndarray, rules: Iterable[str]
+) -> Iterator[tuple[int, list[Edit]]]:
+    """Edits that remove lines, one for each run of them, by the number of the text.
 
     If a blank line or nothing is before removed lines, the blank lines after them are removed too,
     so that one separator stays; at the end of a text, the separator before them is removed.
+
+    Args:
+        texts: The texts.
+        lines: Their lines.
+        firsts: int64, ascending: the first line of each run.
+        lasts: int64: its last line.
+        rules: Its rule.
     """
-    edits: list[Edit] = []
-    run = 0  # number of the first edit of these consecutive lines
-    run_end = -1
-    is_after_blank = False
-    for start, end, rule in removed:
-        if start != run_end:
-            run = len(edits)
-            is_after_blank = _is_after_blank(text, start)
-        if (
-            is_after_blank
-            and text[end : end + 1].isspace()
-            and (blank := _BLANK_LINES.match(text, end))
-        ):
-            end = blank.end()
-        edits.append(Edit(start, end, rule))
-        run_end = end
-    if run_end == len(text):
-        first = edits[run]
-        start = len(text[: first.start].rstrip())
-        edits[run] = first._replace(start=max(start, edits[run - 1].end if run else 0))
-    return edits
+    of_texts = lines.texts_of(firsts)
+    text_ends = lines.bounds[of_texts + 1]
+    # Runs that follow each other without a line between them are one group.
+    is_first = (firsts == lines.bounds[of_texts]) | (firsts != np.append(-1, lasts[:-1] + 1))
+    group = np.cumsum(is_first) - 1
+    opens = firsts[is_first]
+    is_at_start = opens == lines.bounds[of_texts[is_first]]
+    is_after_blank = (is_at_start | (lines.solid[opens - 1] == 0))[group]
+    is_solid = lines.solid > 0
+    is_solid[firsts] = True  # a line of marks of citations alone counts as blank
+    solid = np.append(np.flatnonzero(is_solid), len(is_solid))
+    following = np.minimum(solid[np.searchsorted(solid, lasts + 1)], text_ends)
+    stops = np.where(is_after_blank, following, lasts + 1)
+    ends = np.append(lines.starts, 0)[stops]
+    chars = np.array([len(text) for text in texts], np.int64)[of_texts]
+    ends = np.where(stops == text_ends, chars, ends)
+    edits = [*map(Edit, lines.starts[firsts].tolist(), ends.tolist(), rules)]
+    bounds = np.flatnonzero(np.diff(of_texts, prepend=-1)).tolist()
+    for first, last in zip(bounds, [*bounds[1:], len(edits)]):
+        i = int(of_texts[first])
+        of_text = edits[first:last]
+        _cut_end(texts[i], of_text)
+        yield i, of_text
 
 
-def _is_after_blank(text: str, start: int) -> bool:
-    """Whether the line at `start` is the first, or follows a blank line."""
-    if start < 2 or text[start - 2] == "\n":
-        return True
-    if not text[start - 2].isspace():
-        return False
-    return not text[text.rfind("\n", 0, start - 1) + 1 : start].strip()
+def _cut_end(text: str, edits: list[Edit]) -> None:
+    """If the last lines of a text are removed, remove the white space before them too."""
+    run = len(edits) - 1
+    if edits[run].end < len(text):
+        return
+    while run and edits[run - 1].end == edits[run].start:
+        run -= 1
+    start = len(text[: edits[run].start].rstrip())
+    edits[run] = edits[run]._replace(start=max(start, edits[run - 1].end if run else 0))
 
 
 def with_inner(edits: list[Edit], inner: Iterable[Edit]) -> list[Edit]:

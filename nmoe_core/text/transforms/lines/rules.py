@@ -7,8 +7,7 @@ Lines are searched for phrases only in texts that contain one of them.
 from __future__ import annotations
 
 import re
-from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,7 +19,7 @@ from nmoe_core.config.transforms import LinesTable
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.corpus import Keys, SharedKeys
 from nmoe_core.text.transforms.edits import Edit, edited
-from nmoe_core.text.transforms.lines.cuts import Span, cuts, with_inner
+from nmoe_core.text.transforms.lines.cuts import cuts, with_inner
 from nmoe_core.text.transforms.lines.kernel import Lines, measure
 from nmoe_core.text.transforms.lines.patterns import COUNT, COUNTER, JAVASCRIPT, POLICY
 from nmoe_core.text.transforms.search import column_of, matches
@@ -31,7 +30,9 @@ RULES = (
     *("bad_starts", "boilerplate_documents"),
 )
 """Rules that remove lines, in order: a line is recorded with the first one that holds."""
-_KEPT = len(RULES)
+_IN_LINES = "c4_citations", "refinedweb_starts", "refinedweb_ends", "refinedweb_anywhere"
+_EVERY = RULES + _IN_LINES  # if a rule leaves nothing of a line, it removes the line
+_KEPT = len(_EVERY)
 _CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
 
 
@@ -58,32 +59,36 @@ class LineRules:
             marks = [mark.start() for mark in _CITATION.finditer(batch.texts[i])]
             is_partial[first + np.searchsorted(starts, marks, "right") - 1] = True
         is_partial &= rules == _KEPT
-        ends = np.append(lines.starts[1:], 0)
-        ends[lines.bounds[1:] - 1] = [len(text) for text in batch.texts]
-        spans = _removed(lines, rules, ends)
         inner: dict[int, list[Edit]] = {}
         partial = np.flatnonzero(is_partial)
-        columns = lines.texts_of(partial), lines.starts[partial], ends[partial], is_short[partial]
-        for i, start, end, has_phrase in zip(*(column.tolist() for column in columns)):
-            line = batch.texts[int(i)][start:end].removesuffix("\n")
+        columns = partial, lines.texts_of(partial), lines.starts[partial], is_short[partial]
+        for number, i, start, has_phrase in zip(*(column.tolist() for column in columns)):
+            text = batch.texts[int(i)]
+            end = text.find("\n", start)
+            line = text[start : end if end >= 0 else len(text)]
             parts = self._parts(line, has_phrase)
             if parts and not edited(line, parts).strip():
-                insort(spans.setdefault(i, []), (start, end, parts[0].rule))
+                rules[number] = _EVERY.index(parts[0].rule)
             else:
                 moved = (Edit(start + one.start, start + one.end, one.rule) for one in parts)
                 inner.setdefault(i, []).extend(moved)
-        found = {}
-        for i in sorted(spans.keys() | inner.keys()):
-            edits = cuts(batch.texts[i], spans.get(i, []))
-            if edits := with_inner(edits, inner.get(i, [])):
+        found = dict(cuts(batch.texts, lines, *_removed(lines, rules)))
+        for i in inner:
+            if edits := with_inner(found.get(i, []), inner[i]):
                 found[i] = edits
-        return found
+        return dict(sorted(found.items()))
 
     def keys(self, batch: Batch) -> Keys:
-        """A key of each line and its site."""
+        """A key of each line, without its site."""
         lines = measure(self._without_citations(batch)[0])
         solid = np.flatnonzero(lines.solid)
-        return Keys(self._with_sites(batch, lines)[solid], lines.texts_of(solid))
+        return Keys(lines.hashes[solid], lines.texts_of(solid))
+
+    def salts(self, columns: Mapping[str, Sequence[str | None]]) -> np.ndarray:
+        """uint64: the hash of each document's site."""
+        assert self._table.site_column is not None
+        sites = [_site(value) for value in columns[self._table.site_column]]
+        return np.array([xxh3_64_intdigest(site.encode()) for site in sites], np.uint64)
 
     def _without_citations(self, batch: Batch) -> tuple[Sequence[bytes], list[int]]:
         """The texts in UTF-8 without marks of citations, with the same lines; and the numbers of
@@ -150,9 +155,7 @@ class LineRules:
         """The hash of each line with that of its site."""
         if self._table.site_column is None:
             return lines.hashes
-        sites = [_site(value) for value in batch.columns[self._table.site_column]]
-        hashes = np.array([xxh3_64_intdigest(site.encode()) for site in sites], np.uint64)
-        return lines.hashes ^ np.repeat(hashes, np.diff(lines.bounds))
+        return lines.hashes ^ np.repeat(self.salts(batch.columns), np.diff(lines.bounds))
 
     def _parts(self, line: str, has_phrase: bool) -> list[Edit]:
         """The parts that a line loses: marks of citations, and the phrases of a short line."""
@@ -165,20 +168,16 @@ class LineRules:
         return with_inner([], found)
 
 
-def _removed(lines: Lines, rules: np.ndarray, ends: np.ndarray) -> dict[int, list[Span]]:
-    """Runs of removed lines of each text; `ends` are the ends of all lines."""
+def _removed(lines: Lines, rules: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """The first and last line of each run of lines of a text that one rule removes, and the
+    rule."""
     removed = np.flatnonzero(rules < _KEPT)
-    texts = lines.texts_of(removed)
     is_first = np.diff(removed, prepend=-2) != 1
-    is_first[1:] |= (np.diff(rules[removed]) != 0) | (np.diff(texts) != 0)
+    is_first[1:] |= (np.diff(rules[removed]) != 0) | (np.diff(lines.texts_of(removed)) != 0)
     begins = np.flatnonzero(is_first)
     lasts = removed[np.append(begins[1:], len(removed))[: len(begins)] - 1]
     firsts = removed[begins]
-    columns = texts[begins], lines.starts[firsts], ends[lasts], rules[firsts]
-    spans: dict[int, list[Span]] = {}
-    for i, start, end, rule in zip(*(column.tolist() for column in columns)):
-        spans.setdefault(i, []).append((start, end, RULES[rule]))
-    return spans
+    return firsts, lasts, [_EVERY[number] for number in rules[firsts].tolist()]
 
 
 def _searches(table: LinesTable) -> dict[str, tuple[str, str]]:
