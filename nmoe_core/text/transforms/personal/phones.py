@@ -69,13 +69,15 @@ class Phones:
 
 def _is_written(candidate: str) -> bool:
     """Whether a number without a country code is written as a telephone number, and not as a
-    decimal fraction or as numbers of a table."""
+    decimal fraction, a clause or numbers of a table."""
     if candidate[0].isalpha():
         return True
     separators = set(candidate) - _DIGITS
-    is_decimal = separators == {"."} and candidate.count(".") == 1
+    is_other = separators == {"."} and candidate.count(".") == 1
+    # Clauses of law, such as 252.227-7014, have a dot and a dash; telephone numbers one of them.
+    is_other |= {".", "-"} <= separators
     has_prefix = candidate[0] == "0" and candidate[1].isdigit()
-    return not is_decimal and bool(separators & (_GROUPING if not has_prefix else separators))
+    return not is_other and bool(separators & (_GROUPING if not has_prefix else separators))
 
 
 def _found(candidate: str, region: str | None, leniency: int) -> tuple[int, int] | None:
