@@ -22,7 +22,7 @@ from nmoe_core.text.transforms.corpus import Keys, SharedKeys
 from nmoe_core.text.transforms.edits import Edit, edited
 from nmoe_core.text.transforms.lines.cuts import Span, cuts, with_inner
 from nmoe_core.text.transforms.lines.kernel import Lines, measure
-from nmoe_core.text.transforms.lines.patterns import COUNT, COUNTER, JAVASCRIPT, POLICY
+from nmoe_core.text.transforms.lines.patterns import CITATION, COUNT, COUNTER, JAVASCRIPT, POLICY
 from nmoe_core.text.transforms.search import column_of, matches
 
 RULES = (
@@ -32,7 +32,7 @@ RULES = (
 )
 """Rules that remove lines, in order: a line is recorded with the first one that holds."""
 _KEPT = len(RULES)
-_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+_CITATION = re.compile(CITATION.replace(r"\p{Nd}", r"\d"))
 
 
 class LineRules:
