@@ -129,7 +129,7 @@ def _asked(python: Path, texts: Sequence[str]) -> dict[str, Any]:
         spread = _ALONE.sub(r" \g<0> ", text)
         sentences = {}
         for line, spaced in zip(text.splitlines(), spread.splitlines(), strict=True):
-            count = plain.sentences(_CITATION.sub("", line.strip()))
+            count = max(1, plain.sentences(_CITATION.sub("", line.strip())))
             sentences |= {_CITATION.sub("", one.strip()): count for one in (spaced, line)}
         one = {"text": text, "solid": solid, "plain": stripped, "spread": spread, "words": words}
         rows.append(one | {"letters": letters, "sentences": sentences})

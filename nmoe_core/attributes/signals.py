@@ -218,7 +218,7 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                         and not marks[line] & _IS_POLICY
                     ):
                         c4_lines += 1
-                        c4_sentences += sentences
+                        c4_sentences += max(1, sentences)
                     if (
                         2 * upper > line_size
                         or digits == solid

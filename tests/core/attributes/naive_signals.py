@@ -42,7 +42,7 @@ def signals(text: str) -> dict[str, float]:
         "n_newlines": text.count("\n"),
         "n_paragraphs": len(paragraphs),
         "n_sentences": sum(map(sentences, lines)),
-        "n_c4_sentences": sum(map(sentences, kept)),
+        "n_c4_sentences": sum(max(1, sentences(line)) for line in kept),
         "mean_word_chars": share(sum(len(letters(word)) for word in solid), solid),
         "hashes_per_word": share(text.count("#"), words),
         "ellipses_per_word": share(text.count("...") + text.count("…"), words),

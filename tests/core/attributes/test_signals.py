@@ -108,11 +108,11 @@ def test_a_period_before_a_lower_case_letter_does_not_end_a_sentence(
 
 def test_sentences_of_c4_are_in_lines_of_five_words_without_marks_of_citations() -> None:
     lines = "Paris is a large city.[1]\nIt has many old bridges.[2][citation needed]\n[edit]"
-    texts = [lines, lines.replace("large ", ""), "It is [3] a city."]
+    texts = [lines, lines.replace("large ", ""), "It is [3] a city.", 'He agreed with "all of it"']
     rows = signals(pa.array(texts, pa.large_string())).to_pylist()
-    assert [row["n_c4_sentences"] for row in rows] == [2, 1, 0]
-    assert [row["c4_lines"] for row in rows] == [1, 0.5, 0]
-    assert [row["n_lines"] for row in rows] == [3, 3, 1]
+    assert [row["n_c4_sentences"] for row in rows] == [2, 1, 0, 1]
+    assert [row["c4_lines"] for row in rows] == [1, 0.5, 0, 1]
+    assert [row["n_lines"] for row in rows] == [3, 3, 1, 1]
 
 
 @pytest.mark.parametrize(
