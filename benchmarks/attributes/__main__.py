@@ -25,7 +25,7 @@ from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, NUM_ROWS, jaccar
 from nmoe_core.attributes.pii import pii
 from nmoe_core.attributes.presets import PRESETS
 from nmoe_core.attributes.signals import signals
-from nmoe_core.attributes.where import Where
+from nmoe_core.attributes.where import Rule, Where
 from nmoe_core.cli.output import print_table
 
 _INSERTED = ("evaluation question", "e-mail address", "boilerplate")
@@ -125,7 +125,7 @@ def _show_inserted(documents: list[Document], questions: list[str]) -> None:
     clauses = " and ".join(PRESETS["gopher_repetition"].clauses)
     schema = {f"signals.{field.name}": field.type for field in measured.schema}
     labelled = measured.rename_columns(list(schema))
-    rule = Where(clauses, schema, "benchmark")
+    rule = Where([Rule(clauses, "benchmark")], schema)
     repeats = ~np.logical_and.reduce(rule.evaluate(labelled.select(list(rule.columns))), axis=0)
     kinds = np.array([document.kind for document in documents])
     table = []

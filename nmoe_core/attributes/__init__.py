@@ -3,8 +3,9 @@
 _NAMES = ("contamination", "duplicates", "language", "pii", "signals", "signatures")
 _NAMES += ("perplexity", "embedding")
 CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {
-    **{name: f"{name}/2" for name in ("contamination", "pii", "signals")},
-    **{name: f"{name}/3" for name in ("duplicates", "language", "signatures")},
+    **{name: f"{name}/2" for name in ("contamination", "pii", "select")},
+    **{name: f"{name}/3" for name in ("duplicates", "signals", "signatures")},
+    "language": "language/4",
 }
 """Versions of the code that computes rows; after an increase, all rows of that kind are
 recomputed."""

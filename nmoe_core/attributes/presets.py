@@ -55,12 +55,12 @@ PRESETS = {
     "fineweb": Preset(
         ("en",),
         (
-            "ended_lines >= 0.12",
-            "short_lines <= 0.67",
-            "dup_line_chars * n_chars <= 0.01 * (n_chars - n_newlines)",
+            "ended_lines > 0.12",
+            "short_lines < 0.67",
+            "dup_line_chars * n_chars < 0.01 * (n_chars - n_newlines)",
             "n_newlines <= 0.3 * (n_words + n_symbol_words)",
         ),
     ),
-    "c4": Preset(("en",), ("n_c4_sentences >= 5", "not has_lorem_ipsum", "not has_curly_bracket")),
+    "c4": Preset(("en",), ("n_c4_sentences >= 3", "not has_lorem_ipsum", "not has_curly_bracket")),
     "refinedweb": Preset(("en",), ("refinedweb_cut_words <= 0.05",)),
 }

@@ -8,9 +8,11 @@ A word is a run of characters other than white space; each character of a script
 (CJK, kana, Thai, Khmer, Burmese, ...) is a word. A symbol word has no letter, mark or digit. Blank
 lines do not count as lines; paragraphs are separated by two or more line ends. A sentence ends with
 one of Unicode's sentence terminals, or a Tibetan shad, before white space or the end of a line; in
-scripts without spaces, after any terminal. Shares are relative to a document's lines, paragraphs,
-words or characters, and 0 if the document has none of these. C4 and RefinedWeb remove lines from
-texts; the shares that they would keep or remove are recorded here.
+scripts without spaces, after any terminal. A period does not end a sentence if the next letter of
+the line is lower case ("e.g. so"; rule SB8 of Unicode's annex 29). Shares are relative to a
+document's lines, paragraphs, words or characters, and 0 if the document has none of these. C4 and
+RefinedWeb remove lines from texts; the shares that they would keep or remove are recorded here.
+docs/signals.md compares each definition with its paper and with other tools.
 """
 
 from functools import cache
@@ -34,6 +36,7 @@ from nmoe_core.text.transforms.code_points import (
     mix,
 )
 from nmoe_core.text.transforms.lines.patterns import (
+    CITATION,
     CLOSERS,
     COUNTER,
     JAVASCRIPT,
@@ -45,6 +48,7 @@ from nmoe_core.text.transforms.lines.patterns import (
     SENTENCE_ENDS,
     WIDE_SENTENCE_ENDS,
 )
+from nmoe_core.text.transforms.search import holders
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 SHORT_LINE_CHARS = 30
@@ -54,6 +58,7 @@ _END = 1
 _WIDE_END = 2
 _CLOSER = 4
 _LINE_END = 8
+_LOWER = 16
 _IS_POLICY = 1
 _IS_COUNTER = 2
 _NUM_COUNTS = len(COUNTS)
@@ -61,6 +66,23 @@ _NUM_COUNTS = len(COUNTS)
 
 def signals(texts: pa.Array) -> pa.Table:
     """The statistics of each text, with columns as in `SCHEMA`; about 40 MB/s on one core."""
+    counts, shares = _numbers(texts)
+    cited = holders(texts, CITATION)
+    if len(cited):  # C4 removes these marks before it looks at lines
+        options = pc.ReplaceSubstringOptions(CITATION, "")
+        marked = texts.take(pa.array(cited))
+        without = pc.call_function("replace_substring_regex", [marked], options)
+        plain_counts, plain_shares = _numbers(without)
+        sentences = COUNTS.index("n_c4_sentences")
+        lines = SHARES.index("c4_lines")
+        counts[sentences, cited] = plain_counts[sentences]
+        shares[lines, cited] = plain_shares[lines]
+    flags = [_holds("match_substring", texts, phrase) for phrase in FLAGS.values()]
+    return pa.table([*map(pa.array, counts), *map(pa.array, shares), *flags], schema=SCHEMA)
+
+
+def _numbers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """`COUNTS` of each text, int64 `[num_counts, N]`, and `SHARES`, float32 `[num_shares, N]`."""
     counts = np.zeros((len(COUNTS), len(texts)), np.int64)
     shares = np.zeros((len(SHARES), len(texts)), np.float32)
     for start, stop in batches(texts):
@@ -71,8 +93,7 @@ def signals(texts: pa.Array) -> pa.Table:
         marks = _line_marks(batch)
         found = (counts[:, start:], shares[:, start:])
         _measure(payload, offsets, most, marks, _tables(), *found)
-    flags = [_holds("match_substring", texts, phrase) for phrase in FLAGS.values()]
-    return pa.table([*map(pa.array, counts), *map(pa.array, shares), *flags], schema=SCHEMA)
+    return counts, shares
 
 
 def _line_marks(texts: pa.Array) -> np.ndarray:
@@ -91,13 +112,17 @@ def _holds(function: str, texts: pa.Array, pattern: str) -> pa.Array:
 
 @cache
 def _tables() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The table of code points, the kinds of punctuation in the basic plane, and the hashes of stop
-    words."""
+    """The table of code points, the kinds of punctuation and of letters in the basic plane, and the
+    hashes of stop words."""
     kinds = np.zeros(2**16, np.uint8)
     classes = zip((SENTENCE_ENDS, WIDE_SENTENCE_ENDS, CLOSERS, LINE_ENDS), (1, 2, 4, 8))
     for chars, bit in classes:
         kinds[[ord(char) for char in chars]] |= bit
-    return code_points(), kinds, words(pa.array(STOP_WORDS)).hashes
+    table = code_points()
+    lower = table & CODE_MASK
+    lower = lower[lower != np.arange(len(table))]
+    kinds[lower[lower < len(kinds)]] |= _LOWER
+    return table, kinds, words(pa.array(STOP_WORDS)).hashes
 
 
 @njit(cache=True)
@@ -139,6 +164,8 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
         has_long = False
         sentences = 0
         is_ended = False
+        is_period = False
+        is_pending = False  # a period and a space: the next letter decides
         # of the paragraph
         block = SEED
         block_size = 0
@@ -172,7 +199,7 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                 letters = 0
                 has_alpha = False
             if code == 10:
-                if is_ended:
+                if is_ended or is_pending:
                     sentences += 1
                 if solid:
                     line_hashes[num_lines] = mix(line_hash)
@@ -191,7 +218,7 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                         and not marks[line] & _IS_POLICY
                     ):
                         c4_lines += 1
-                        c4_sentences += sentences
+                        c4_sentences += max(1, sentences)
                     if (
                         2 * upper > line_size
                         or digits == solid
@@ -212,6 +239,7 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                 has_long = False
                 sentences = 0
                 is_ended = False
+                is_pending = False
                 num_ellipses += dots // 3
                 dots = 0
                 line += 1
@@ -239,15 +267,22 @@ def _measure(payload, offsets, most, marks, tables, counts, shares):
                 num_ellipses += dots // 3
                 dots = 0
             if is_space:
-                sentences += is_ended
+                if is_ended and is_period:
+                    is_pending = True
+                elif is_ended:
+                    sentences += 1
                 is_ended = False
                 continue
             kind = kinds[code] if code < 65536 else 0
+            if is_pending and (entry & _ALPHA or kind & (_END | _WIDE_END)):
+                sentences += not kind & _LOWER
+                is_pending = False
             if kind & _WIDE_END:
                 sentences += 1
                 is_ended = False
             elif kind & _END:
                 is_ended = True
+                is_period = code == 46
             elif not kind & _CLOSER:
                 is_ended = False
             num_hashes += code == 35

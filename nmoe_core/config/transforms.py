@@ -110,13 +110,13 @@ Phrase = Annotated[str, AfterValidator(_require_phrase)]
 _C4 = {
     "c4_max_word_chars": 1000,
     "c4_citations": True,
-    "c4_min_words": 3,
+    "c4_min_words": 5,
     "c4_javascript": True,
     "c4_policy": True,
 }
 LINE_PRESETS: dict[str, dict[str, Any]] = {
     "c4": _C4 | {"c4_end_punctuation": True},
-    "fineweb": _C4,
+    "fineweb": _C4 | {"c4_min_words": 3},
     "refinedweb": {
         "refinedweb_max_upper": 0.5,
         "refinedweb_digits": True,

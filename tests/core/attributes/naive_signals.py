@@ -15,9 +15,11 @@ _UNSPACED = (
     if name(char, "").startswith(SOUTH_EAST) and category(char)[0] in "LMN"
 )
 WORDS = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+_ENDS = names.SENTENCE_ENDS + names.WIDE_SENTENCE_ENDS
 _SENTENCE = re.compile(
     f"[{names.SENTENCE_ENDS}][{re.escape(names.CLOSERS)}]*(?=\\s|$)|[{names.WIDE_SENTENCE_ENDS}]"
 )
+_CITATION = re.compile(names.CITATION.replace(r"\p{Nd}", r"\d"))
 _COUNTER = re.compile(names.COUNTER.replace(r"[^\pL\pN_]", r"\W"), re.IGNORECASE)
 _POLICY = re.compile(f"{names.JAVASCRIPT}|{names.POLICY}", re.IGNORECASE)
 
@@ -28,7 +30,8 @@ def signals(text: str) -> dict[str, float]:
     solid = [word for word in words if letters(word)]
     lines = [line for line in text.split("\n") if line.strip()]
     paragraphs = [part for part in re.split(r"\n{2,}", text) if part]
-    kept = [line for line in lines if is_c4(line)]
+    without = [line for line in _CITATION.sub("", text).split("\n") if line.strip()]
+    kept = [line for line in without if is_c4(line)]
     cut = [line for line in lines if is_cut(line)]
     found = {
         "n_chars": len(text),
@@ -38,8 +41,8 @@ def signals(text: str) -> dict[str, float]:
         "n_lines": len(lines),
         "n_newlines": text.count("\n"),
         "n_paragraphs": len(paragraphs),
-        "n_sentences": sum(len(_SENTENCE.findall(line)) for line in lines),
-        "n_c4_sentences": sum(len(_SENTENCE.findall(line)) for line in kept),
+        "n_sentences": sum(map(sentences, lines)),
+        "n_c4_sentences": sum(max(1, sentences(line)) for line in kept),
         "mean_word_chars": share(sum(len(letters(word)) for word in solid), solid),
         "hashes_per_word": share(text.count("#"), words),
         "ellipses_per_word": share(text.count("...") + text.count("…"), words),
@@ -48,7 +51,7 @@ def signals(text: str) -> dict[str, float]:
         "ellipsis_lines": share(sum(line.rstrip().endswith(("...", "…")) for line in lines), lines),
         "ended_lines": share(sum(line.rstrip()[-1] in names.LINE_ENDS for line in lines), lines),
         "short_lines": share(sum(len(line) <= 30 for line in lines), lines),
-        "c4_lines": share(len(kept), lines),
+        "c4_lines": share(len(kept), without),
         "refinedweb_cut_words": share(sum(len(WORDS.findall(line)) for line in cut), words),
         "dup_lines": share(len(repeats(lines)), lines),
         "dup_line_chars": share(len("".join(repeats(lines))), text),
@@ -77,13 +80,23 @@ def letters(word: str) -> str:
     return "".join(char for char in word if char == "_" or category(char)[0] in "LMN")
 
 
+def sentences(line: str) -> int:
+    """Number of ends of sentences in a line."""
+    count = 0
+    for end in _SENTENCE.finditer(line):
+        rest = line[end.end() :]
+        following = next((char for char in rest if char.isalpha() or char in _ENDS), "")
+        count += end[0][0] != "." or not following.islower()
+    return count
+
+
 def is_c4(line: str) -> bool:
     """Whether C4 keeps a line."""
     words, line = WORDS.findall(line), line.strip()
     return (
         line[-1] in names.LINE_ENDS
         and not line.endswith("...")
-        and len(words) >= 3
+        and len(words) >= 5
         and max(map(len, words)) <= 1000
         and not _POLICY.search(line)
     )

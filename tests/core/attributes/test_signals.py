@@ -37,6 +37,10 @@ _PIECES = (
         "a" * 1001 + ".",
         '"Is it so?" he said.',
         "e.g. so",
+        "See fig. 12 (of p. 7). (And so on.) Mr. Ünal, i.e. ünal... Ok!",
+        "As is known,[12] it is so.[1][citation needed]",
+        "[edit]",
+        "a[0] = b[]",
     ),
     *("ខ្ញុំស្រលាញ់ភាសាខ្មែរ។", "မြန်မာစာကို ဖတ်သည်။", "ພາສາລາວ", "Բարեւ ձեզ։", "ሰላም ለዓለም።", "བོད་ཡིག །"),
 )
@@ -82,6 +86,56 @@ def test_sentences_and_words_of_scripts_are_those_of_unicode(
     [row] = signals(pa.array([text], pa.large_string())).to_pylist()
     assert row["n_sentences"] == sentences
     assert row["n_words"] >= least_words
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("Use a tool, e.g. a saw. It cuts.", 2),
+        ("See p. 12 of the book. Then stop.", 2),
+        ("He came. (she said) Then he left.", 1),
+        ("It costs 3.50. 12 were sold! and more? yes.", 3),
+        ("Сл. на с. 5 (напр. так). Это всё.", 2),
+        ("Das ist so. ähnlich war es. Über alles.", 2),
+    ],
+)
+def test_a_period_before_a_lower_case_letter_does_not_end_a_sentence(
+    text: str, sentences: int
+) -> None:
+    [row] = signals(pa.array([text], pa.large_string())).to_pylist()
+    assert row["n_sentences"] == sentences
+
+
+def test_sentences_of_c4_are_in_lines_of_five_words_without_marks_of_citations() -> None:
+    lines = "Paris is a large city.[1]\nIt has many old bridges.[2][citation needed]\n[edit]"
+    texts = [lines, lines.replace("large ", ""), "It is [3] a city.", 'He agreed with "all of it"']
+    rows = signals(pa.array(texts, pa.large_string())).to_pylist()
+    assert [row["n_c4_sentences"] for row in rows] == [2, 1, 0, 1]
+    assert [row["c4_lines"] for row in rows] == [1, 0.5, 0, 1]
+    assert [row["n_lines"] for row in rows] == [3, 3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        (["This line of a page has no end at all"] * 22 + ["This line of a page has one."] * 3, 0),
+        (["Short."] * 67 + ["This line of a page is longer than thirty characters."] * 33, 1),
+    ],
+)
+def test_fineweb_drops_what_is_exactly_at_its_limits(lines: list[str], name: int) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    texts = ["\n".join(lines), "\n".join(lines + [lines[-1]] * 2)]
+    with duckdb.connect() as connection:
+        connection.register("found", signals(pa.array(texts, pa.large_string())))
+        clause = PRESETS["fineweb"].clauses[name]
+        assert connection.execute(f"select {clause} from found").fetchall() == [(False,), (True,)]
+
+
+def test_the_page_of_signals_defines_every_column() -> None:
+    page = (REPOSITORY / "docs" / "signals.md").read_text("utf-8")
+    heads = re.findall(r"^\* ((?:`\w+`(?:,\s+)?)+):\s", page, re.MULTILINE)
+    defined = re.findall(r"`(\w+)`", " ".join([*heads, page.split("The other columns")[1][:60]]))
+    assert sorted(defined) == sorted(SCHEMA.names)
 
 
 def test_clauses_of_presets_are_over_columns_that_are_recorded() -> None:

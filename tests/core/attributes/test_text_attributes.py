@@ -60,6 +60,30 @@ def test_texts_have_a_language_and_short_ones_and_tables_of_numbers_have_none(
     assert (row["lang_score"] is None) == (lang not in ("de", "zh"))
 
 
+def test_short_texts_have_their_language_and_the_exceptions_are_known() -> None:
+    pytest.importorskip("eldc")
+    from nmoe_core.attributes.language import MIN_SCORE, language
+
+    lines = Path(__file__).with_name("short_texts.jsonl").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    found = language(of([row["text"] for row in rows])).to_pylist()
+    wanted = [row.get("found", row["lang"]) for row in rows]
+    assert [one["lang"] for one in found] == wanted
+    assert all(one["lang_score"] >= MIN_SCORE for one in found if one["lang"] != "und")
+    assert sum(row["lang"] != "und" for row in rows) == 31
+
+
+def test_a_text_in_an_unknown_language_mostly_has_no_language_but_a_low_score() -> None:
+    pytest.importorskip("eldc")
+    from nmoe_core.attributes.language import MIN_SCORE, language
+
+    swahili = "Mtu anayetaka kusoma kitabu hiki anapaswa kuingia katika maktaba ya kijiji chetu."
+    welsh = "Mae'r trên yn gadael am wyth o'r gloch y bore, ac mae'n cyrraedd cyn hanner dydd."
+    for row in language(of([swahili, welsh])).to_pylist():
+        assert row["lang"] == "und"
+        assert 0 < row["lang_score"] < MIN_SCORE
+
+
 @pytest.mark.parametrize(
     ("name", "yes", "no"),
     [

@@ -1,6 +1,7 @@
 """The transform `lines`: each rule, alone and together, decides as a plain implementation does."""
 
 import random
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -140,8 +141,8 @@ def test_lines_of_real_texts_are_kept_as_by_a_plain_implementation() -> None:
         ("Menu", "refinedweb_min_words"),
         ("share THIS with all your friends.", "bad_starts"),
         ("他说今天天气很好。", None),
-        ("यह एक वाक्य है।", None),
-        ("هل هذا سؤال جيد؟", None),
+        ("यह एक छोटा वाक्य है।", None),
+        ("هل هذا سؤال جيد يا صديقي؟", None),
         ("He said that it was good.[1]", None),
     ],
 )
@@ -189,22 +190,21 @@ def test_consecutive_lines_of_one_rule_are_one_edit() -> None:
 
 
 def test_a_key_that_is_set_wins_over_its_preset() -> None:
-    table = _table(presets=("c4", "refinedweb"), c4_min_words=5, refinedweb_ends=())
-    assert (table.c4_min_words, table.refinedweb_ends) == (5, ())
+    table = _table(presets=("c4", "refinedweb"), c4_min_words=4, refinedweb_ends=())
+    assert (table.c4_min_words, table.refinedweb_ends) == (4, ())
     assert (table.c4_end_punctuation, table.refinedweb_counter) == (True, True)
     same = _table(**LINE_PRESETS["c4"])
     assert same.identity() == _table(presets=("c4",)).identity()
 
 
 def test_share_of_kept_lines_is_that_of_the_attribute_signals() -> None:
-    texts = [text for text in _real_texts() if "[" not in text]
     rng = random.Random(2)
-    texts += [_random_text(rng).replace("[", "") for _ in range(200)]
+    texts = [*_real_texts(), *(_random_text(rng) for _ in range(200))]
     batch = _batch(texts)
-    # `signals` measures the rules of C4 without citations
-    found = LineRules(_table(presets=("c4",), c4_citations=False)).edits(batch)
+    found = LineRules(_table(presets=("c4",))).edits(batch)
     shares = signals(pa.array(batch.texts, pa.large_string())).column("c4_lines").to_pylist()
     for i, text in enumerate(batch.texts):
+        cited = re.sub(r"\[\d*\]|\[edit\]|\[citation needed\]", "", text)
         after = edited(text, found.get(i, []))
-        num_lines, kept = (sum(bool(x.strip()) for x in one.split("\n")) for one in (text, after))
+        num_lines, kept = (sum(bool(x.strip()) for x in one.split("\n")) for one in (cited, after))
         assert shares[i] == pytest.approx(kept / max(1, num_lines))

@@ -1,6 +1,6 @@
 """What the rules for lines and sentences of C4, FineWeb and RefinedWeb look for.
 
-Patterns are in the syntax of RE2, and are matched without regard to case.
+Patterns are in the syntax of RE2, and are matched without regard to case, except `CITATION`.
 """
 
 SENTENCE_ENDS = (  # sentence terminals of Unicode 15.1 in the basic plane, and Tibetan ones
@@ -16,8 +16,9 @@ WIDE_SENTENCE_ENDS = (  # sentence terminals of scripts without spaces
 CLOSERS = "\"'”’»」』)"
 LINE_ENDS = SENTENCE_ENDS + WIDE_SENTENCE_ENDS + "\"'”’»」』"
 LONG_WORD_CHARS = 1000
-LEAST_C4_WORDS = 3
+LEAST_C4_WORDS = 5
 LEAST_REFINEDWEB_WORDS = 2
+CITATION = r"\[\p{Nd}*\]|\[edit\]|\[citation needed\]"
 JAVASCRIPT = "javascript"
 POLICY = "terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies"
 _COUNTED = (

@@ -21,7 +21,7 @@ from nmoe_core.text.transforms.corpus import Keys, SharedKeys
 from nmoe_core.text.transforms.edits import Edit, edited
 from nmoe_core.text.transforms.lines.cuts import cuts, with_inner
 from nmoe_core.text.transforms.lines.kernel import Lines, measure
-from nmoe_core.text.transforms.lines.patterns import COUNT, COUNTER, JAVASCRIPT, POLICY
+from nmoe_core.text.transforms.lines.patterns import CITATION, COUNT, COUNTER, JAVASCRIPT, POLICY
 from nmoe_core.text.transforms.search import column_of, matches
 
 RULES = (
@@ -33,7 +33,7 @@ RULES = (
 _IN_LINES = "c4_citations", "refinedweb_starts", "refinedweb_ends", "refinedweb_anywhere"
 _EVERY = RULES + _IN_LINES  # if a rule leaves nothing of a line, it removes the line
 _KEPT = len(_EVERY)
-_CITATION = re.compile(r"\[\d*\]|\[edit\]|\[citation needed\]")
+_CITATION = re.compile(CITATION.replace(r"\p{Nd}", r"\d"))
 
 
 class LineRules:
