@@ -195,6 +195,8 @@ class CurationTable(StrictModel):
             )
         if (self.stability == "resume") != bool(self.resume_from_token):
             raise ValueError('set both stability = "resume" and resume_from_token, or neither')
+        if self.repeat is not None and self.order == "bin_packing":
+            raise ValueError("bin_packing puts repeated readings side by side: set another order")
         if self.where is not None and "include" in self.model_fields_set:
             raise ValueError("set where or include, not both; where can test decision = 'keep'")
         return self

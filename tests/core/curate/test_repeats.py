@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from nmoe_core.audit.lineage import explain_document
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.curate.even_spacing import spread_repeats
-from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.curate.shards.planning import SHARD_ORDERS
+from nmoe_core.prep.mixture import run_sources
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.verify import verify_manifest
 from nmoe_core.tasks.checks import check_attribute_of_all, check_curated
@@ -33,7 +34,6 @@ from nmoe_core.tasks.report.summary import run_report
 from nmoe_core.tasks.selection.composition import composition
 from nmoe_core.tasks.selection.query import query
 from nmoe_core.tasks.shards import require_selectable
-from nmoe_core.prep.mixture import run_sources
 from tests.project import Project, contents, jsonl_source, said, write_project
 from tests.refusals import refused
 
@@ -189,7 +189,7 @@ def test_every_order_holds_each_document_as_often_and_spreads_its_readings(
         texts = [text for text, _ in _documents(run, source)]
         assert Counter(texts) == _wanted(source)
         if order not in ("window_fill", "shuffle"):  # they place readings as if by chance
-            assert all(first != second for first, second in zip(texts, texts[1:]))
+            assert all(first != second for first, second in pairwise(texts))
         assert check_curated(run, source)["permutation"].passed
         assert check_curated(run, source)["alignment"].passed
         for shard in run.tree.shards(source, 2):
@@ -220,7 +220,9 @@ def test_num_copies_counts_the_documents_of_each_group_over_all_sources(made: Pr
     assert len(answer) == len(texts)
     for source, name, count in answer:
         assert count == every[texts[source, name]]
-    assert all(one.passed for one in check_attribute_of_all(made.run, "duplicates", [*rows]).values())
+    assert all(
+        one.passed for one in check_attribute_of_all(made.run, "duplicates", [*rows]).values()
+    )
 
 
 def test_another_rule_makes_only_the_shards_whose_counts_change(made: Project) -> None:
@@ -230,10 +232,13 @@ def test_another_rule_makes_only_the_shards_whose_counts_change(made: Project) -
     run = _curated(_configured(made, repeat=REPEAT.replace("4", "3 + 1")))  # means the same
     assert contents(run.tree.curated) == before
     one = next(i for i in range(NUM_TEXTS) if i % 6 == 1)
-    run = _curated(_configured(made, repeat=f"case when stars::int = {one} then 1 else {REPEAT} end"))
+    run = _curated(
+        _configured(made, repeat=f"case when stars::int = {one} then 1 else {REPEAT} end")
+    )
     changed = {k for k, payload in contents(run.tree.curated).items() if payload != before.get(k)}
     names = {Path(name).parts[:3] for name in changed if "shard_" in name}
-    assert len(names) == 1 and not any(name.startswith("books") for name in changed)
+    assert len(names) == 1
+    assert not any(name.startswith("books") for name in changed)
     now = contents(run.tree.quality) | contents(run.tree.topics) | contents(run.tree.attributes)
     assert {k for k in now if now[k] != scores.get(k)} <= {k for k in now if "selection" in k}
 
@@ -296,3 +301,137 @@ def test_copies_that_are_not_counted_are_named_with_the_remedy(made: Project) ->
     run = write_project(made.directory, sources, settings | {"attributes": {"use": []}}).run
     with refused("E-SELECT-EXPRESSION", naming=["add duplicates to [attributes] use"]):
         require_selectable(run.with_settings({"curation.where": "doc_hash < 1"}))
+
+
+def test_an_order_that_puts_readings_side_by_side_is_refused(made: Project) -> None:
+    project = _configured(made, order="bin_packing")
+    with refused("E-CONFIG", naming=["bin_packing puts repeated readings side by side"]):
+        _ = project.run
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_a_document_that_is_written_too_often_or_too_rarely_fails_the_check(
+    made: Project, times: int
+) -> None:
+    run = made.run
+    kept = shutil.copytree(run.tree.attributes, made.directory / "kept")
+    chosen = next(i for i in range(NUM_TEXTS) if i % 6 == 2)  # is read three times
+    _curated(
+        _configured(made, repeat=f"case when stars::int = {chosen} then {times} else {REPEAT} end")
+    )
+    shutil.rmtree(run.tree.attributes)
+    shutil.copytree(kept, run.tree.attributes)  # the selection of three readings
+    found = check_curated(run, "web")["permutation"]
+    assert not found.passed
+    said_why = "kept documents missing" if times < 3 else "not kept, or written too often"
+    assert said_why in found.found
+
+
+def test_a_takedown_removes_all_readings(made: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made.run
+    often = next(i for i in range(NUM_TEXTS) if i % 6 == 5)
+    text = _texts()[often]
+    assert [one for one, _ in _documents(run, "web")].count(text) == 4
+    made.directory.joinpath("gone.txt").write_text(f"re:{text[:40]}\n")
+    flags = "--config", made.config
+    listed = str(made.directory / "gone.txt")
+    found = said(capsys, "takedown", listed, *flags)
+    (row,) = [one for one in found["items"] if one["item"].startswith("re:")]
+    assert row["curated"] == 4
+    assert len([one for one in found["documents"] if one["tree"] == "curated"]) == 4
+    said(capsys, "takedown", listed, *flags, "--apply", "--by", "x", "--why", "y")
+    run = _curated(made)
+    read = Counter(one for one, _ in _documents(run, "web"))
+    assert read == Counter({k: n for k, n in _wanted("web").items() if k != text})
+    assert check_curated(run, "web")["permutation"].passed
+    assert said(capsys, "takedown", listed, *flags, "--verify")["holds"]
+
+
+def test_figures_are_given_before_and_after_repeats(
+    made: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made.run
+    plan = load_plan(run.tree.plan)
+    report = run_report(run)
+    moved = {one.name: one for one in composition(run, ["web", "books"])["source"]}
+    for row in report["sources"]:
+        documents = _documents(run, row["source"])
+        once = {text: len(tokens) for text, tokens in documents}
+        tokens = sum(len(tokens) for _, tokens in documents)
+        assert (row["curated"], row["curated_tokens"]) == (len(documents), tokens)
+        assert row["repeats"] == len(documents) - len(once)
+        assert row["repeat_tokens"] == tokens - sum(once.values())
+        assert moved[row["source"]].after == tokens
+        taken = plan.taken()[row["source"]]
+        assert row["epochs"] == pytest.approx(taken * plan.stride / tokens, abs=0.05)
+        lines = report["account"]["sources"][row["source"]]
+        assert not any(line["name"] == "not accounted for" for line in lines)
+        assert {"repeated by curation.repeat"} <= {line["name"] for line in lines}
+    (web,) = [row for row in report["sources"] if row["source"] == "web"]
+    _command(made, "report", "--html", made.directory / "page" / "index.html")
+    card = (made.directory / "page" / "README.md").read_text()
+    kept = f"{web['curated'] - web['repeats']:,} | {web['curated_tokens'] - web['repeat_tokens']:,}"
+    assert f"| {kept} | {web['curated_tokens']:,} |" in card
+    assert "tokens with repeats" in (made.directory / "page" / "index.html").read_text()
+    (row, _) = said(capsys, "select", "--config", made.config)
+    assert row["read_tokens"] == web["curated_tokens"]
+    assert row["kept_tokens"] == web["curated_tokens"] - web["repeat_tokens"]
+    project = _configured(made, repeat=REPEAT.replace("4", "2"))
+    capsys.readouterr()
+    _command(project, "plan", "--sample", "0")
+    twice = _wanted("web", most=2)
+    lengths = {text: len(tokens) for text, tokens in _documents(run, "web")}
+    after = sum(lengths[text] * count for text, count in twice.items())
+    shown = capsys.readouterr().out
+    assert "curated tokens now" in shown
+    assert "before repeats" in shown
+    figures = plan_run(project.run, run_sources(project.run))
+    assert figures.tokens["web"] == (web["curated_tokens"], after)
+    assert figures.kept["web"] == sum(lengths.values())
+
+
+def test_a_document_says_how_often_it_is_read_and_where(
+    made: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made.run
+    shard = run.tree.shard("web", 0)
+    rows = [json.loads(line) for line in shard.lineage.read_text().splitlines()]
+    name, count = Counter(row["parent_doc_id"] for row in rows).most_common(1)[0]
+    assert count == 4
+    facts = explain_document(run, name, 100)
+    places = [facts["curated"], *facts["curated"]["again"]]
+    numbers = [i for i, row in enumerate(rows) if row["parent_doc_id"] == name]
+    assert [place["number"] for place in places] == numbers
+    assert sum(one["tokens"] for one in facts["readings"]) >= 4 * facts["tokens"]
+    capsys.readouterr()
+    _command(made, "explain", name)
+    shown = capsys.readouterr().out
+    assert f"kept, read 4 times: {REPEAT}" in shown
+    assert shown.count("number ") == 4
+
+
+def test_consumed_readings_stay_and_the_others_follow(made: Project) -> None:
+    before = [text for text, _ in _documents(made.run, "web")]
+    lengths = np.cumsum([len(tokens) for _, tokens in _documents(made.run, "web")])
+    tokens = {"web": int(lengths[30]), "books": 1}
+    changed = {"stability": "resume", "resume_from_token": tokens}
+    run = _curated(_configured(made, **changed, repeat=REPEAT.replace("4", "2")))
+    after = [text for text, _ in _documents(run, "web")]
+    assert after[:31] == before[:31]
+    wanted = _wanted("web", most=2)
+    assert Counter(after) == Counter(before[:31]) | wanted
+    assert check_curated(run, "web")["permutation"].passed
+    again = _curated(_configured(made, **changed))
+    assert Counter(text for text, _ in _documents(again, "web")) == _wanted("web")
+
+
+def test_a_limit_of_passes_counts_repeated_tokens(made: Project) -> None:
+    text = (made.directory / "mixture.toml").read_text()
+    limited = text.replace('id = "web"', 'id = "web"\nmax_epochs = 1')
+    (made.directory / "mixture.toml").write_text(limited)
+    run = made.run
+    tokens = load_manifest(run.tree.curated_manifest("web")).total_tokens
+    with pytest.raises(PlanError) as caught:
+        make_plan(run, ["web", "books"], [])
+    assert caught.value.code == "E-PLAN-SHORT"
+    assert f"{tokens:,}" in str(caught.value) or str(tokens) in str(caught.value)
