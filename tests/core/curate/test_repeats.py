@@ -435,3 +435,22 @@ def test_a_limit_of_passes_counts_repeated_tokens(made: Project) -> None:
         make_plan(run, ["web", "books"], [])
     assert caught.value.code == "E-PLAN-SHORT"
     assert f"{tokens:,}" in str(caught.value) or str(tokens) in str(caught.value)
+
+
+def test_a_new_copy_is_counted_where_its_group_is_and_nowhere_else(made: Project) -> None:
+    path = made.directory / "in" / "books.jsonl"
+    one = next(i for i in range(NUM_TEXTS) if i % 6 == 0)  # has no copy yet
+    row = {"id": "copy", "text": _texts()[one], "stars": 0}
+    path.write_text(path.read_text() + json.dumps(row) + "\n")
+    asked = "select ingest_id, num_copies from documents"
+    before = dict(query(made.run, asked).rows)
+    files = contents(made.run.tree.attributes, "duplicates.parquet")
+    for verb in (["prep-mixture"], ["attributes"]):
+        _command(made, *verb)
+    after = dict(query(made.run, asked).rows)
+    assert {name: n for name, n in after.items() if n != before.get(name)} == {
+        f"t{one}.0": 2,
+        "copy": 2,
+    }
+    now = contents(made.run.tree.attributes, "duplicates.parquet")
+    assert 1 <= sum(now[name] != files[name] for name in now) <= 2
