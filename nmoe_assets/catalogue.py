@@ -64,6 +64,7 @@ SELECTION_ROWS = (
     ("keep", "bool", "whether all clauses are true"),
     ("reason", "integer", "number of the first false clause, from 1; 0 if kept"),
 )
+REPEAT_ROWS = (("repeat", "integer", "how often a pass reads it; absent if none more than once"),)
 LINEAGE_ROWS = (
     ("parent_doc_id", "string", "id in the parent shard", "quality_scores.doc_id"),
     ("parent_index", "integer", "number in the parent shard"),
@@ -83,6 +84,8 @@ _MEANINGS = {
     "train, val, test": "documents of each split",
     "computed": "documents whose rows this run computed; the other rows were reused",
     "kept": "documents that the rule keeps",
+    "readings": "how often a pass reads documents, each as often as [curation] repeat says",
+    "num_repeats, num_repeat_tokens": "readings of documents beyond their first, and their tokens",
     "copies": "documents of each source, with the numbers of exact and near copies",
     "shards_written": "shards whose rows changed",
     "parse_rate": "share of answers that are a set of scores",

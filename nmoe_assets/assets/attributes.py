@@ -9,6 +9,7 @@ from nmoe_assets.assets.asset import Asset
 from nmoe_assets.assets.events import log_external, materialize_unpartitioned, picture_link
 from nmoe_assets.catalogue import (
     ATTRIBUTE_ROWS,
+    REPEAT_ROWS,
     SELECTION_ROWS,
     asset_metadata,
     curated_group,
@@ -159,9 +160,11 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
     name = source.name
     if not selection_names(run, name):
         return []
-    rule = " and ".join(run.config.curation.rules(name).values())
+    table = run.config.curation
+    rule = " and ".join(table.rules(name).values())
+    often = "" if table.repeat is None else f" How often a pass reads it: `{table.repeat}`."
     deps = [[name, "shards"], [name, "quality_scores"]]
-    if "topic" in rule:  # part of the name of every column of topics
+    if "topic" in rule + often:  # part of the name of every column of topics
         deps.append([name, "topics"])
     deps += [key for key in attribute_keys(run, name) if key[-1] not in WITHOUT_COLUMNS]
     deps += copies_keys(run, name)[1:]
@@ -172,12 +175,12 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         stage="curate",
         kind="parquet",
         description="Whether the rule of [curation] keeps each document, and the number of the "
-        f"first clause that drops it. The rule: `{rule}`.",
-        facts=("kept", "changed"),
+        f"first clause that drops it. The rule: `{rule}`.{often}",
+        facts=("kept", *["readings"] * bool(often), "changed"),
         code_version=settings.selection(run, name).version,
         deps=deps,
         downstream=[[name, "curated"]],
-        columns=SELECTION_ROWS,
+        columns=SELECTION_ROWS + REPEAT_ROWS if often else SELECTION_ROWS,
         checks=("rows", "drift"),
         check=lambda made: checks.check_attribute(run, name, "selection", map(int, made)),
     )

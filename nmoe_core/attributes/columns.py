@@ -70,6 +70,8 @@ SCHEMAS = {
         ]
     ),
 }
+# of `duplicates`, if [duplicates] count_copies is set
+NUM_COPIES = pa.field("num_copies", pa.int32(), nullable=False)
 
 
 def embedding_schema(layers: Sequence[str], pooling: str, width: int) -> pa.Schema:

@@ -1,9 +1,9 @@
 """The process that evaluates a selection, with a memory limit; its parent enforces a time limit.
 
 Messages are JSON or Arrow streams over a pipe; the process's argument is the pipe's file
-descriptor. The first message is the request, with expressions that all must hold. After that, the
-answer to each table of columns is a table with one boolean column per clause and rows in the same
-order.
+descriptor. The first message is the request, with expressions that all must hold, and perhaps one
+that gives a number. After that, the answer to each table of columns is a table with one boolean
+column per clause, then the column of numbers, and rows in the same order.
 """
 
 import json
@@ -19,6 +19,8 @@ import pyarrow as pa
 from nmoe_core.attributes.expression import MAX_CLAUSES, Clause, Names, Refused, parse
 from nmoe_core.base.errors import one_line
 
+_INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT")
+_INTEGERS += tuple(f"U{name}" for name in _INTEGERS)
 REFUSED = (Refused, duckdb.Error, MemoryError, ValueError, pa.ArrowException)
 _SETTINGS = {
     "enable_external_access": False,
@@ -49,6 +51,9 @@ def answer(pipe: Connection, asked: dict[str, Any]) -> None:
             clauses += conditions(connection, expression, asked["names"], empty)
             if len(clauses) > MAX_CLAUSES:
                 raise Refused("too many clauses", str(len(clauses)), f"at most {MAX_CLAUSES}")
+        if asked["repeat"] is not None:
+            number = len(asked["where"])
+            clauses.append(whole_number(connection, asked["repeat"], asked["names"], empty))
         number = None
         columns = list(dict.fromkeys(name for clause in clauses for name in clause.columns))
         _send(pipe, {"clauses": [clause.text for clause in clauses], "columns": columns})
@@ -85,6 +90,18 @@ def conditions(connection: Any, expression: str, names: Names, empty: pa.Table) 
         if str(kind).upper() not in kinds_allowed:
             raise Refused("a clause is not a condition", f"{clause.text}: {kind}", "BOOLEAN")
     return clauses
+
+
+def whole_number(connection: Any, expression: str, names: Names, empty: pa.Table) -> Clause:
+    """An expression whose value is an integer; raises as `conditions`."""
+    clauses = parse(connection, expression, names)
+    first = clauses[0]
+    kind = str(evaluated(connection, empty, clauses).description[0][1]).upper()
+    is_open = kind == '"NULL"' and first.columns  # a column without a type yet
+    if len(clauses) > 1 or not (kind in _INTEGERS or is_open):
+        do = f"write cast({expression} as integer)" if kind in ("DOUBLE", "FLOAT") else ""
+        raise Refused("the value is not an integer", f"{expression}: {kind}", "an integer", do)
+    return first
 
 
 def evaluated(connection: Any, table: pa.Table, clauses: Sequence[Clause]) -> Any:

@@ -1,12 +1,12 @@
 """Selects documents by an expression. For each document that is not selected, finds the first
-clause that drops it.
+clause that drops it. A second expression may say how often a selected document is read.
 
 The expression is evaluated in a separate process, which starts once and evaluates shard by shard.
 Rows keep their order for any number of threads, since a query has one table and no join.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,6 +18,7 @@ from nmoe_core.base.errors import ConfigError
 MEMORY_BYTES = 3 * 2**30
 START_S = 30.0
 EVALUATE_S = 60.0
+MAX_REPEAT = 100
 T = TypeVar("T")
 
 
@@ -28,11 +29,26 @@ class Rule(NamedTuple):
     place: str
 
 
+class Found(NamedTuple):
+    """The values of the expressions for the documents of a table."""
+
+    clauses: np.ndarray
+    """Whether each document satisfies each clause: bool `[clauses, documents]`."""
+    repeat: np.ndarray | None
+    """The number for each document, int64 `[documents]`, 0 for null; None without `repeat`."""
+
+    @property
+    def keep(self) -> np.ndarray:
+        """Whether each document satisfies all clauses: bool `[documents]`."""
+        return np.logical_and.reduce(self.clauses, axis=0)
+
+
 class Where:
     """SQL expressions over columns that all must hold.
 
     Args:
         rules: The expressions.
+        repeat: An expression that gives an integer: how often a document is read.
         schema: Every column that the expressions may name, as `attribute.column`; the column name
             alone also works if only one attribute has it. Fields of a struct are appended:
             `own.page.kb`.
@@ -48,8 +64,11 @@ class Where:
             memory or time (E-SELECT-LIMIT), or DuckDB is not installed.
     """
 
-    def __init__(self, rules: Sequence[Rule], schema: Mapping[str, pa.DataType]) -> None:
-        self.rules = tuple(rules)
+    def __init__(
+        self, rules: Sequence[Rule], schema: Mapping[str, pa.DataType], repeat: Rule | None = None
+    ) -> None:
+        self.rules = tuple(rules) if repeat is None else (*rules, repeat)
+        self.repeat = repeat
         self.schema = dict(schema)
         columns = {f"c{i}": label for i, label in enumerate(schema)}
         self._process = LimitedProcess("nmoe_core.attributes.sandbox")
@@ -58,11 +77,13 @@ class Where:
         for column, label in columns.items():
             labels |= dict(_with_fields(label, [column], self.schema[label]))
         asked: dict[str, Any] = {"where": [rule.sql for rule in rules], "names": spellings(labels)}
+        asked["repeat"] = None if repeat is None else repeat.sql
         asked["memory_bytes"] = MEMORY_BYTES
         empty = pa.Table.from_batches([], pa.schema(list(zip(columns, schema.values()))))
         answer = json.loads(self._ask([json.dumps(asked).encode(), _stream(empty)], START_S))
         self._refuse(answer)
-        self.clauses: list[str] = answer["clauses"]
+        texts: list[str] = answer["clauses"]
+        self.clauses = texts if repeat is None else texts[:-1]
         self._columns: dict[str, str] = {c: columns[c] for c in answer["columns"]}
         self.columns = list(self._columns.values())
 
@@ -72,9 +93,9 @@ class Where:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def evaluate(self, table: pa.Table) -> np.ndarray:
-        """Whether each document satisfies each clause: bool `[clauses, documents]`. The columns of
-        `table` are named by their labels. Raises the same errors as the constructor."""
+    def evaluate(self, table: pa.Table) -> Found:
+        """The values for each document. The columns of `table` are named by their labels. Raises
+        the same errors as the constructor."""
         if not self._columns:  # the expression has only constants, so the table has no columns
             table = pa.table({"c": pa.nulls(table.num_rows)})
         else:
@@ -82,9 +103,35 @@ class Where:
         payload = self._ask([_stream(table)], EVALUATE_S)
         if payload[:1] == b"{":
             self._refuse(json.loads(payload))
-        found = pa.ipc.open_stream(payload).read_all()
-        rows = [column.cast(pa.bool_()).fill_null(False).to_numpy() for column in found.columns]
-        return np.array(rows, np.bool_).reshape(len(self.clauses), table.num_rows)
+        columns = pa.ipc.open_stream(payload).read_all().columns
+        repeat = None
+        if self.repeat is not None:
+            # An integer of 64 bits without sign becomes a negative one, which is refused too.
+            repeat = columns.pop().cast(pa.int64(), safe=False).fill_null(0).to_numpy()
+        rows = [column.cast(pa.bool_()).fill_null(False).to_numpy() for column in columns]
+        clauses = np.array(rows, np.bool_).reshape(len(self.clauses), table.num_rows)
+        return Found(clauses, repeat)
+
+    def times_read(self, found: Found, doc_id_of: Callable[[int], str]) -> np.ndarray:
+        """How often each document is read: int64 `[documents]`, 0 for a dropped one. `doc_id_of`
+        names a document by its number. Raises ConfigError if the number of a kept document is not
+        from 1 to `MAX_REPEAT` (E-SELECT-REPEAT)."""
+        keep = found.keep
+        if self.repeat is None or found.repeat is None:
+            return keep.astype(np.int64)
+        wrong = np.flatnonzero(keep & ((found.repeat < 1) | (found.repeat > MAX_REPEAT)))
+        if len(wrong):
+            first = int(wrong[0])
+            value = int(found.repeat[first]) or "0 or null"
+            raise ConfigError(
+                "a kept document cannot be read this often",
+                where=self.repeat.place,
+                found=f"{value} for {doc_id_of(first)}",
+                expected=f"an integer from 1 to {MAX_REPEAT}",
+                do="limit it: least(greatest(coalesce(..., 1), 1), 4); drop documents with `where`",
+                code="E-SELECT-REPEAT",
+            )
+        return np.where(keep, found.repeat, 0)
 
     def _ask(self, frames: list[Any], limit_s: float) -> bytes:
         answer = self._process.ask(frames, limit_s)

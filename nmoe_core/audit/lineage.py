@@ -7,7 +7,7 @@ fact is None if the task that makes it has not run yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -83,7 +83,8 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
     facts["changes"] = _changes(run, shard, file, document)
     if paths.split != "train":
         return facts
-    place = grade = thresholds = curated = None
+    grade = thresholds = curated = None
+    places: list[_Place] = []
     if (paths.graded / SUMMARY_NAME).is_file():
         facts["graded_by"] = read_grading_summary(paths.graded).get("grader", "hydra")
         with open_file(load_quality(paths, shard.manifest).path) as rows:
@@ -91,16 +92,18 @@ def explain_document(run: Run, name: str, max_readings: int = 8) -> Facts:
     if tree.calibration_summary.is_file():
         thresholds = asdict(load_calibration(tree.calibration).of((grade or {}).get("group")))
     if paths.curated_manifest.is_file():
-        place = _curated_place(shard, doc_id)
-        named = {} if place is None else place._asdict() | {"doc_id": str(place.doc_id)}
-        curated = {"is_included": place is not None} | named
+        places = _curated_places(shard, doc_id)
+        first, *again = [one._asdict() | {"doc_id": str(one.doc_id)} for one in places] or [{}]
+        curated = {"is_included": bool(places), **first}
+        if again:
+            curated["again"] = again
     return facts | {
         "label_split": split_of(str(doc_id)),
         "label": _labels(run, {str(doc_id)}).get(str(doc_id)),
         "grade": grade,
         "thresholds": thresholds,
         "curated": curated,
-        "readings": _readings(run, doc_id, place, max_readings),
+        "readings": _readings(run, doc_id, places, max_readings),
     }
 
 
@@ -256,43 +259,48 @@ def _provenance(run: Run, shard: _Shard) -> Facts:
     return {"kind": spec.kind, **table, **recorded, "revision": made_from.get("source")}
 
 
-def _readings(run: Run, doc_id: DocId, place: _Place | None, most: int) -> list[Facts] | None:
+def _readings(run: Run, doc_id: DocId, places: Sequence[_Place], most: int) -> list[Facts] | None:
     """Reads of the document by the plan, in the order of steps."""
     if not run.tree.plan.is_file():
         return None
     plan = load_plan(run.tree.plan)
-    candidates = [(run.tree.data / doc_id.rel, doc_id)]
-    if place is not None:
-        candidates.append((run.tree.curated / place.doc_id.rel, place.doc_id))
+    curated = [(run.tree.curated / one.doc_id.rel, one.doc_id) for one in places]
     with closing(Stream(plan, "train")) as stream:
-        for path, where in candidates:
-            if doc_id.source in stream.source_names and path in stream.files.paths():
-                found = readings(stream, [Place(doc_id.source, path, where.start, where.end)])
-                return [_reading(plan, stream, n, path, where) for n in islice(found, most)]
+        paths = set(stream.files.paths() if doc_id.source in stream.source_names else ())
+        for candidates in ([(run.tree.data / doc_id.rel, doc_id)], curated):
+            known = [
+                Place(doc_id.source, path, one.start, one.end)
+                for path, one in candidates
+                if path in paths
+            ]
+            if known:
+                found = readings(stream, known)
+                return [_reading(plan, stream, n, known) for n in islice(found, most)]
     return []
 
 
-def _reading(plan: LoaderPlan, stream: Stream, n: int, path: Path, doc_id: DocId) -> Facts:
-    document = (path, doc_id.start, doc_id.end)
+def _reading(plan: LoaderPlan, stream: Stream, n: int, places: Sequence[Place]) -> Facts:
     step, row = divmod(n, plan.batch_size)
     every = origins(stream, n).documents
-    parts = [part for part in every if (part.path, part.start, part.end) == document]
+    own = {(place.path, place.start, place.end) for place in places}
+    parts = [part for part in every if (part.path, part.start, part.end) in own]
     tokens = sum(part.stop - part.first for part in parts)
     place = {"step": step, "row": row}
     return {**place, "sequence": n, "row_start": parts[0].row_start, "tokens": tokens}
 
 
-def _curated_place(shard: _Shard, doc_id: DocId) -> _Place | None:
-    """The position in the curated tree of a document of the data tree; None if curation dropped the
-    document."""
+def _curated_places(shard: _Shard, doc_id: DocId) -> list[_Place]:
+    """The positions in the curated tree of a document of the data tree, one for each time that a
+    pass reads it; empty if curation dropped the document."""
     curated = _Shard(shard.paths, is_curated=True)
+    found = []
     with closing(read_lineage(curated.manifest)) as lineage:
         for number, row in enumerate(lineage):
             if row["parent_doc_id"] == str(doc_id):
                 file, document = curated.file_of(number)
                 curated_id = DocId(shard.paths.source, file.rel, *file.spans[document].tolist())
-                return _Place(curated_id, number, row["topic"])
-    return None
+                found.append(_Place(curated_id, number, row["topic"]))
+    return found
 
 
 def _labels(run: Run, doc_ids: Collection[str]) -> dict[str, Facts]:

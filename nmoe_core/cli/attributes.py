@@ -137,6 +137,9 @@ def _show_selection(kept: list[Kept]) -> None:
         ]
         for one in kept
     ]
+    if any(one.read_tokens is not None for one in kept):
+        header = (*header, "tokens with repeats")
+        rows = [[*row, one.read_tokens] for row, one in zip(rows, kept)]
     print_table(header, rows)
     languages = {name for one in kept for name in one.by_language}
     if languages:

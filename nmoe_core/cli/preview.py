@@ -100,7 +100,7 @@ def _show_plan(plan: RunPlan) -> None:
         print("\nthe run has no grader, so documents are not scored")
     else:
         _print_regrade(plan.regrade, plan.flips)
-    _print_tokens(plan.tokens)
+    _print_tokens(plan)
     _print_epochs(plan.epochs)
     print(f"\nfiles to be replaced: {size(plan.size_bytes)}")
     print(f"to run exactly this plan: nmoe run --plan {plan.digest[:SHOWN_CHARS]}")
@@ -149,11 +149,15 @@ def _print_regrade(regrade: RegradePlan, flips: Sequence[tuple[str, str, str]]) 
         print(f"  and {high - _SHOWN_FLIPS:,} more")
 
 
-def _print_tokens(tokens: Mapping[str, tuple[int, int | None]]) -> None:
-    rows = [[source, now, then] for source, (now, then) in tokens.items()]
+def _print_tokens(plan: RunPlan) -> None:
+    rows = [[source, now, then] for source, (now, then) in plan.tokens.items()]
     if rows and any(now != then for _, now, then in rows):
+        header = ["source", "curated tokens now", "after the run (empty: unknown)"]
+        if plan.kept:
+            header.append("before repeats")
+            rows = [[*row, plan.kept[row[0]]] for row in rows]
         print()
-        print_table(["source", "curated tokens now", "after the run (empty: unknown)"], rows)
+        print_table(header, rows)
 
 
 def _print_epochs(epochs: Mapping[str, tuple[float | None, int]]) -> None:
@@ -246,7 +250,7 @@ def _print_document(facts: dict[str, Any]) -> None:
         print(f"label       {_label(facts)}")
     print(f"grade       {_grade(facts)}")
     if verdict := facts.get("selection"):
-        print(f"selection   {'kept' if verdict['keep'] else 'left out: ' + verdict['why']}")
+        print(f"selection   {_kept(verdict) if verdict['keep'] else 'left out: ' + verdict['why']}")
     print(f"curated     {_curated(facts['curated'])}")
     print(f"training    {_training(facts['readings'])}")
 
@@ -299,12 +303,20 @@ def _grade(facts: dict[str, Any]) -> str:
     return f"{grade['decision']}: {early}{judge}{now}"
 
 
+def _kept(verdict: dict[str, Any]) -> str:
+    if "repeat" not in verdict:
+        return "kept"
+    return f"kept, read {counted(verdict['times_read'], 'time')}: {in_line(verdict['repeat'])}"
+
+
 def _curated(curated: dict[str, Any] | None) -> str:
     if curated is None:
         return _NOT_YET
     if not curated["is_included"]:
         return "left out"
-    return f"{curated['doc_id']}, number {curated['number']} of its shard, topic {curated['topic']}"
+    place = "{doc_id}, number {number} of its shard, topic {topic}"
+    lines = [place.format(**one) for one in (curated, *curated.get("again", ()))]
+    return ("\n" + " " * 12).join(lines)
 
 
 def _training(readings: list[dict[str, Any]] | None) -> str:

@@ -52,10 +52,21 @@ class DuplicatesTable(StrictModel):
     """Minimum share of a kept document that a longer kept document must include to report the
     shorter one as contained. Not set: containment is not computed."""
 
+    count_copies: bool = False
+    """Whether each row has `num_copies`: the number of documents of its group, 1 without copies."""
+
     @property
     def identity(self) -> list[Any]:
         """All values that determine the rows."""
-        return [list(self.priority), self.jaccard, self.contained]
+        counted = ["count_copies"] if self.count_copies else []
+        return [list(self.priority), self.jaccard, self.contained, *counted]
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The settings that `duplicates` records; `count_copies` only if it is set, so that files
+        of earlier versions stay current."""
+        table = self.model_dump(mode="json")
+        return {k: v for k, v in table.items() if k != "count_copies" or self.count_copies}
 
 
 class ContaminationTable(StrictModel):

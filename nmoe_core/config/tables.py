@@ -111,6 +111,9 @@ class CurationTable(StrictModel):
     """SQL expression over attributes that selects the documents to keep, instead of `include`."""
     where_by_source: dict[str, Annotated[str, Field(min_length=1)]] = Field(default_factory=dict)
     """Expressions that the documents of a source must satisfy too, by source id."""
+    repeat: str | None = Field(default=None, min_length=1)
+    """SQL expression over attributes: how often one pass over the data reads each kept document, an
+    integer from 1 to 100, such as `least(num_copies, 4)`. Not set: once."""
     order: Literal[
         "auto",
         "golden",
@@ -155,12 +158,14 @@ class CurationTable(StrictModel):
 
     def rules(self, source: str) -> dict[str, str]:
         """The expressions that must all be true of the kept documents of a source, by their keys;
-        empty if the source has none, so that only `include` holds."""
+        empty if the source has none, so that only `include` holds. With `repeat` there is always
+        one, because the selection records how often each document is read."""
         own = self.where_by_source.get(source)
-        if own is None:
-            return {} if self.where is None else {"curation.where": self.where}
+        if own is None and self.where is None and self.repeat is None:
+            return {}
         key = "curation.include" if self.where is None else "curation.where"
-        return {key: self.shared_rule, f"curation.where_by_source.{source}": own}
+        shared = {key: self.shared_rule}
+        return shared if own is None else {**shared, f"curation.where_by_source.{source}": own}
 
     @property
     def shared_rule(self) -> str:
@@ -198,6 +203,8 @@ class CurationTable(StrictModel):
             )
         if (self.stability == "resume") != bool(self.resume_from_token):
             raise ValueError('set both stability = "resume" and resume_from_token, or neither')
+        if self.repeat is not None and self.order == "bin_packing":
+            raise ValueError("bin_packing puts repeated readings side by side: set another order")
         if self.where is not None and "include" in self.model_fields_set:
             raise ValueError("set where or include, not both; where can test decision = 'keep'")
         return self

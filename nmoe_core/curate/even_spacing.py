@@ -122,6 +122,20 @@ def insert_only(
     return np.argsort(key, kind="stable")
 
 
+def spread_repeats(numbers: np.ndarray) -> np.ndarray:
+    """Lists documents that are read several times so that equal distances separate the readings,
+    for orders that follow the list: int64 `[N]`, positions in `numbers`.
+
+    `numbers`, int64 `[N]`, ascending, names each document as often as it is read. Documents are
+    spaced evenly over the list, and reading j of r is j/r of the list further, modulo the list.
+    Without repeats, the list stays as it is.
+    """
+    _, sizes = np.unique(numbers, return_counts=True)
+    fraction = np.repeat(np.arange(len(sizes)) / max(len(sizes), 1), sizes)
+    step = rank_in_group(sizes) / np.repeat(sizes, sizes)
+    return np.argsort((fraction + step) % 1.0, kind="stable")
+
+
 def members_by_topic(doc_clusters: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield each topic that has documents, with their numbers in source order."""
     sizes = np.bincount(doc_clusters)

@@ -7,7 +7,8 @@ from nmoe_core.curate.shards.planning import CurateSettings
 def curate_settings(run: Run, source: str) -> CurateSettings:
     """The settings of the run's `[curation]`; by default, windows have the loader's length."""
     table = run.config.curation
-    shared = table.model_dump(include={"include", "epoch", "packing", "by", "descending"})
+    names = {"include", "repeat", "epoch", "packing", "by", "descending"}
+    shared = table.model_dump(include=names)
     consumed = table.resume_from_token.get(source, 0)
     return CurateSettings(
         **shared,

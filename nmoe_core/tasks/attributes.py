@@ -277,7 +277,9 @@ def attribute_schema(run: Run, name: str) -> Any:
     for package in ("numba", "pyarrow"):
         if importlib.util.find_spec(package) is None:
             raise _missing(package, name)
-    return _import("columns").SCHEMAS[name]
+    columns = _import("columns")
+    is_counted = name == "duplicates" and run.config.duplicates.count_copies
+    return columns.SCHEMAS[name].append(columns.NUM_COPIES) if is_counted else columns.SCHEMAS[name]
 
 
 def make_duplicates(
@@ -294,11 +296,14 @@ def make_duplicates(
 
     def resolve(before: Any) -> list[Any]:
         found = [module.open_shard(rows) for rows in corpus.read()]
-        return module.resolve_incremental(
+        if table.count_copies:
+            before = before._replace(tables=[*map(module.without_counts, before.tables)])
+        decided = module.resolve_incremental(
             found, before, table.priority, table.jaccard, table.contained
         )
+        return module.with_counts(found, decided) if table.count_copies else decided
 
-    settings = table.model_dump(mode="json")
+    settings = table.recorded
     result = write_changed(run.tree, "duplicates", corpus, made_with, resolve, settings)
     if not with_copies:
         return result

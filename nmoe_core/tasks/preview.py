@@ -94,6 +94,8 @@ class RunPlan:
         regrade: None if the run has no grader.
         curated: The shards that will be curated, per source, with reasons.
         tokens: Curated tokens per source, now and after the run; None if not known yet.
+        kept: Tokens of the kept documents after the run, each document once; empty without
+            `repeat`.
         epochs: How often training would read each source, None if its tokens are not known, and
             how often it may, 0 for no limit; empty if all outputs are current.
         flips: Some flipped decisions: document id, decision now, decision after the run.
@@ -107,6 +109,7 @@ class RunPlan:
     regrade: RegradePlan | None
     curated: dict[str, dict[str, str]]
     tokens: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    kept: dict[str, int | None] = field(default_factory=dict)
     epochs: dict[str, tuple[float | None, int]] = field(default_factory=dict)
     flips: list[tuple[str, str, str]] = field(default_factory=list)
     size_bytes: int = 0
@@ -133,6 +136,7 @@ def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int =
         regrade=regrade,
         curated={name: _stale_curated(graph, name) for name in names},
         tokens=foreseen.tokens,
+        kept={} if run.config.curation.repeat is None else foreseen.kept,
         epochs=_epochs(run, splits, foreseen.tokens) if outputs else {},
         flips=foreseen.flips,
         size_bytes=_size_bytes(graph, outputs),

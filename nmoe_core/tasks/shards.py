@@ -89,7 +89,7 @@ def require_selectable(run: Run) -> None:
     not allowed (E-SELECT-...). Called before the oracle is paid for the first label."""
     table = run.config.curation
     # this import needs the extra `attributes`
-    if table.where is not None or table.where_by_source:
+    if (table.where, table.repeat) != (None, None) or table.where_by_source:
         from nmoe_core.tasks.selection.expression import open_planned
 
         open_planned(run)

@@ -309,6 +309,8 @@ def _show_report(report: dict[str, Any]) -> None:
     print_table(columns, [*rows, ["total", *totals, *others]])
     if report["oracle"] is not None:
         print("keep, band, drop: decisions of the grader; curated: documents that the rule keeps;")
+    if "repeats" in columns:
+        print("repeats: further readings of repeated documents, which the curated ones include;")
     print("topics: mean number of distinct topics per window of seq_len tokens")
     _show_account(report)
     if report["oracle"] is not None:

@@ -15,7 +15,7 @@ from nmoe_core.base.fingerprint import read_summary, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.diversity.measure import compare_orders
-from nmoe_core.curate.shards.curated import composition, shard_format
+from nmoe_core.curate.shards.curated import REPEATS, composition, shard_format
 from nmoe_core.curate.shards.lineage import arranged_documents
 from nmoe_core.curate.shards.planning import CurateSettings
 from nmoe_core.shards.manifest import combine_shards, commit_manifest, digest_of, documents_digest
@@ -61,6 +61,7 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
     facts = {
         "documents": manifest["total_documents"],
         "tokens": manifest["total_tokens"],
+        **{name: plans[name] for name in REPEATS if name in plans},
         "orders_taken": ", ".join(f"{name} ({count})" for name, count in plans["orders"].items()),
         "misaligned_shards": plans["num_misaligned"],
         "changed": changed,
@@ -80,6 +81,13 @@ def combined_manifest(tree: Tree, source: str, num_shards: int) -> dict[str, Any
     source_info["parent"] = documents_digest(parent)
     split = tree.curated_split(source)
     return combine_shards(split, shard_format(parent), num_shards, source_info)
+
+
+def repeats_of(tree: Tree, source: str) -> tuple[int, int]:
+    """The readings of documents beyond their first in the curated shards of a source, and their
+    tokens. Raises FormatError if `curation.json` is missing or damaged."""
+    found = read_summary(tree.curation(source))
+    return found.get(REPEATS[0], 0), found.get(REPEATS[1], 0)
 
 
 def _checked(shard: ShardPaths) -> Manifest:
@@ -103,13 +111,16 @@ def _checked(shard: ShardPaths) -> Manifest:
 def _plans(shards: list[ShardPaths], made: list[Manifest]) -> dict[str, Any]:
     """The orders of the shards, and the number of shards whose offset differs from the plan."""
     orders: Counter[str] = Counter()
+    repeats: Counter[str] = Counter()
     start = num_misaligned = num_deferred = 0
     for shard, manifest in zip(shards, made):
         facts = read_summary(shard.curation, CurationError, "E-CURATION-STALE")
         orders[facts["order"]] += 1
         num_deferred += facts["num_deferred"]
+        repeats.update({name: facts[name] for name in REPEATS if name in facts})
         if facts["order"] == "window_fill" and manifest.total_documents:
             num_misaligned += facts["offset"] != start % int(facts["fingerprints"]["seq_len"])
         start += manifest.total_tokens
     taken = dict(sorted(orders.items()))
-    return {"orders": taken, "num_misaligned": num_misaligned, "num_deferred": num_deferred}
+    counts = {"num_misaligned": num_misaligned, "num_deferred": num_deferred}
+    return {"orders": taken, **counts, **repeats}

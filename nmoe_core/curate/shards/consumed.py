@@ -22,8 +22,8 @@ from nmoe_core.curate.shards.inputs import (
     document_lengths,
     load_quality,
     load_selection,
-    may_keep,
     select_documents,
+    times_read,
 )
 from nmoe_core.curate.shards.lineage import lineage_lines
 from nmoe_core.curate.takedown.record import load_takedown
@@ -98,10 +98,12 @@ def kept_tokens_before(
     shard: ShardPaths,
     include: Iterable[str],
     where: str | None = None,
+    repeat: str | None = None,
     known: dict[int, int] | None = None,
 ) -> int:
-    """Kept tokens in all shards before this one. `known` keeps the results for the shards of a
-    source, by their numbers, so that later calls count on from them.
+    """Kept tokens in all shards before this one, those of a repeated document as often as it is
+    read. `known` keeps the results for the shards of a source, by their numbers, so that later
+    calls count on from them.
 
     Raises:
         CurationError: One of these shards is not graded or selected yet (E-CURATION-MISSING).
@@ -113,14 +115,18 @@ def kept_tokens_before(
     names = tuple(include)
     for k in range(first, shard.bucket):
         before = shard.tree.shard(shard.source, k)
-        total += _kept_tokens(before, names, where, _stamps(before))
+        total += _kept_tokens(before, names, where, repeat, _stamps(before))
         known[k + 1] = total
     return total
 
 
 @lru_cache(maxsize=65_536)
 def _kept_tokens(
-    shard: ShardPaths, include: tuple[str, ...], where: str | None, stamps: Stamps
+    shard: ShardPaths,
+    include: tuple[str, ...],
+    where: str | None,
+    repeat: str | None,
+    stamps: Stamps,
 ) -> int:
     """Kept tokens of a shard, cached per process: without the cache, N shards would be read N^2 / 2
     times."""
@@ -135,6 +141,7 @@ def _kept_tokens(
     takedown = load_takedown(shard, manifest)
     if where is not None:
         selection = load_selection(shard, manifest, where)
+        selection.require(repeat)
         made_from["selection"] = selection.digest
     known = recorded(shard.curation) or {}
     is_known = "resume_from_token" not in known and made_from.items() <= known.items()
@@ -143,8 +150,8 @@ def _kept_tokens(
         return read_json_object(shard.curation)["num_kept_tokens"]
     files = shard_files(shard.tree.data, manifest)
     doc_ids = (doc_id for file in files for doc_id in file.doc_ids())
-    keep = may_keep(selection, takedown)
-    kept = select_documents(quality.path, doc_ids, include, keep).indices
+    times = times_read(selection, takedown)
+    kept = select_documents(quality.path, doc_ids, include, times).indices
     return int(document_lengths(files)[kept].sum())
 
 

@@ -3,8 +3,10 @@ windows.
 
 Shards are immutable, so curation writes new ones. A curated shard holds the documents whose
 decision is in `include`: their unchanged tokens, ingest ids, text hashes, and one line of lineage
-per document. The shard, its lineage and `curation.json` (counts, diversity before and after,
-fingerprints) are committed together. If the inputs are unchanged, the shard is not written again.
+per document. A document that one pass reads several times is written as often, each time as a
+document of its own, so that all readers of curated shards count each reading. The shard, its
+lineage and `curation.json` (counts, diversity before and after, fingerprints) are committed
+together. If the inputs are unchanged, the shard is not written again.
 Preview and task both use `current_inputs` to decide this.
 """
 
@@ -22,6 +24,7 @@ from nmoe_core.base.fingerprint import Fingerprints, read_recorded, seal_summary
 from nmoe_core.base.result import Result
 from nmoe_core.config.tree import CURATION_NAME, LINEAGE_NAME, ShardPaths
 from nmoe_core.curate.diversity.measure import compare_orders
+from nmoe_core.curate.even_spacing import spread_repeats
 from nmoe_core.curate.shards.consumed import ConsumedPrefix, consumed_prefix, kept_tokens_before
 from nmoe_core.curate.shards.inputs import (
     ShardCopies,
@@ -33,8 +36,8 @@ from nmoe_core.curate.shards.inputs import (
     load_quality,
     load_selection,
     load_topics,
-    may_keep,
     select_documents,
+    times_read,
 )
 from nmoe_core.curate.shards.lineage import lineage_line
 from nmoe_core.curate.shards.passthrough_columns import add_columns
@@ -43,6 +46,9 @@ from nmoe_core.curate.takedown.record import ShardTakedown, load_takedown
 from nmoe_core.shards.documents import require_undamaged, shard_files
 from nmoe_core.shards.manifest import ShardFormat, column_files, documents_digest, is_shard_current
 from nmoe_core.shards.writer import ShardWriter
+
+REPEATS = ("num_repeats", "num_repeat_tokens")
+"""Facts of a record: readings of documents beyond their first, and the tokens of these readings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +107,7 @@ def current_inputs(
     selection = None
     if settings.where is not None:
         selection = load_selection(shard, manifest, settings.where)
+        selection.require(settings.repeat)
     then, record = read_recorded(shard.curation)
     copies = None
     if settings.spread_copies:
@@ -110,7 +117,8 @@ def current_inputs(
     if settings.resume_from_token:
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
     elif settings.fills_windows():
-        kept = kept_tokens_before(shard, settings.decisions(), settings.where, kept_before)
+        rule = settings.where, settings.repeat
+        kept = kept_tokens_before(shard, settings.decisions(), *rule, kept_before)
         prefix = ConsumedPrefix(kept)
     shared = settings.fingerprints() | {"topic_model": topics.topic_model, "grader": quality.grader}
     fingerprints = shared | {
@@ -161,6 +169,7 @@ def curate_shard(shard: ShardPaths, settings: CurateSettings) -> Result:
         "tokens": found["num_kept_tokens"],
         "order_taken": found["order"],
         "changed": changed,
+        **{name: found[name] for name in REPEATS if name in found},
         **composition(found["diversity"], settings.packing),
     }
     if settings.resume_from_token is not None:
@@ -211,16 +220,20 @@ class _ShardCuration:
         self.prefix = inputs.prefix
         self.files = shard_files(inputs.shard.tree.data, inputs.manifest)
         doc_ids = (doc_id for file in self.files for doc_id in file.doc_ids())
-        keep = may_keep(inputs.selection, inputs.takedown)
+        times = times_read(inputs.selection, inputs.takedown)
         decisions = self.settings.decisions()
-        self.chosen = select_documents(inputs.quality.path, doc_ids, decisions, keep)
+        self.chosen = select_documents(inputs.quality.path, doc_ids, decisions, times)
         self.ids = [pair for file in self.files for pair in file.ids()]
         fresh = self._not_consumed()
         self.num_deferred = len(fresh) if self.prefix.is_whole else 0
-        self.fresh = fresh[: len(fresh) - self.num_deferred]
-        kept = self.chosen.indices[self.fresh]
+        fresh = fresh[: len(fresh) - self.num_deferred]
+        if self.settings.order != "insert_only":
+            fresh = fresh[spread_repeats(self.chosen.indices[fresh])]
+        self.fresh = fresh
+        kept = self.chosen.indices[fresh]
+        self.lengths = document_lengths(self.files)
         new_topics = inputs.topics.topics[kept].astype(np.int64)
-        new_tokens = document_lengths(self.files)[kept]
+        new_tokens = self.lengths[kept]
         rows = [self.chosen.rows[k] for k in self.fresh.tolist()]
         begin = self.prefix.start + int(self.prefix.lengths.sum())
         offset = begin % self.settings.seq_len
@@ -245,15 +258,24 @@ class _ShardCuration:
         return np.asarray(fresh, np.int64)
 
     def _groups(self, numbers: np.ndarray) -> np.ndarray | None:
-        """The group of copies of each document; -1 without copies."""
+        """The group of copies and readings of each document; -1 without copies."""
         copies = self.inputs.copies
-        if copies is None or not copies.is_any_kept:
-            return None
-        source = self.inputs.shard.source
-        survivors = copies.survivors
-        names = [survivors[i] or f"{source}//{self.ids[i][0]}" for i in numbers.tolist()]
-        _, groups, counts = np.unique(np.array(names, str), return_inverse=True, return_counts=True)
-        return np.where(counts[groups] > 1, groups, -1)
+        names = numbers
+        if copies is not None and copies.is_any_kept:
+            source = self.inputs.shard.source
+            survivors = copies.survivors
+            found = [survivors[i] or f"{source}//{self.ids[i][0]}" for i in numbers.tolist()]
+            names = np.array(found, str)
+        _, groups, counts = np.unique(names, return_inverse=True, return_counts=True)
+        return np.where(counts[groups] > 1, groups, -1) if len(counts) < len(names) else None
+
+    def _repeats(self) -> dict[str, int]:
+        """The readings of documents beyond their first, and their tokens; empty if there are
+        none."""
+        chosen = self.chosen.indices
+        again = chosen[1:][chosen[1:] == chosen[:-1]]
+        figures = len(again), int(self.lengths[again].sum())
+        return dict(zip(REPEATS, figures)) if len(again) else {}
 
     def write(self) -> None:
         require_undamaged(self.inputs.manifest)
@@ -323,6 +345,7 @@ class _ShardCuration:
                 "num_tokens": manifest.total_tokens,
                 "num_kept": len(self.order),
                 "num_kept_tokens": int(self.tokens.sum()),
+                **self._repeats(),
                 "num_frozen": self.prefix.count,
                 "num_deferred": self.num_deferred,
                 "decisions": self.chosen.decisions,

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from nmoe_core.shards.attribute_file import Footer
 
 
+REPEAT = "repeat"
+"""The column of a selection with the number of times that each document is read."""
 _COPIES = ("exact_of", "near_of")
 
 
@@ -68,11 +70,13 @@ class ShardQuality:
 
 @dataclass(frozen=True)
 class ShardSelection:
-    """The result of the expression `where` for each document."""
+    """The results of the expressions `where` and `repeat` for each document."""
 
     path: Path
     num_documents: int
     digest: str  # SHA-256 of the rows
+    repeat: str | None
+    """The expression with which it was made."""
 
     @cached_property
     def keep(self) -> np.ndarray:
@@ -80,6 +84,17 @@ class ShardSelection:
         the number of rows differs (E-CURATION-MISMATCH)."""
         (keep,) = _columns(self.path, ["keep"], self.num_documents)
         return _flags(keep)
+
+    @cached_property
+    def times(self) -> np.ndarray:
+        """How often one pass reads each document, int64 `[N]`: 0 if it is dropped. Read when
+        needed; raises as `keep`."""
+        found = _columns(self.path, [REPEAT], self.num_documents)
+        return found[0].to_numpy().astype(np.int64) if found else self.keep.astype(np.int64)
+
+    def require(self, repeat: str | None) -> None:
+        """Raise CurationError if it was made with another `repeat` (E-CURATION-MISMATCH)."""
+        _check(self.path, "repeat", self.repeat, repeat)
 
 
 @dataclass(frozen=True)
@@ -104,9 +119,10 @@ class ShardCopies:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Documents that are selected by their decision or by `where`."""
+    """Documents that are selected by their decision or by `where`; a document that is read several
+    times occurs as often."""
 
-    indices: np.ndarray  # ascending document numbers, int64 [num_kept]
+    indices: np.ndarray  # document numbers, ascending or equal, int64 [num_kept]
     rows: list[bytes]  # their quality rows, as the JSON lines they were read from
     decisions: dict[str, int]  # documents per decision, over the whole shard
 
@@ -148,15 +164,19 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
     path = shard.selection
     footer = _read_footer(path, manifest, "select documents of this shard first")
     _check(path, "where", footer.fingerprints.get("where"), where)
-    return ShardSelection(path, manifest.total_documents, footer.digest)
+    made_from = footer.fingerprints
+    return ShardSelection(path, manifest.total_documents, footer.digest, made_from.get("repeat"))
 
 
-def may_keep(selection: ShardSelection | None, takedown: ShardTakedown | None) -> np.ndarray | None:
-    """Documents that the expression and the takedown record allow, bool `[N]`; None if there is
-    neither."""
+def times_read(
+    selection: ShardSelection | None, takedown: ShardTakedown | None
+) -> np.ndarray | None:
+    """How often the expressions and the takedown record let one pass read each document, int64
+    `[N]`; None if there is neither."""
     if takedown is None:
-        return None if selection is None else selection.keep
-    return ~takedown.gone if selection is None else selection.keep & ~takedown.gone
+        return None if selection is None else selection.times
+    is_free = (~takedown.gone).astype(np.int64)
+    return is_free if selection is None else selection.times * is_free
 
 
 def load_copies(
@@ -217,12 +237,12 @@ def document_lengths(files: Iterable[ShardFile]) -> np.ndarray:
 
 
 def select_documents(
-    path: Path, doc_ids: Iterable[str], include: Iterable[str], keep: np.ndarray | None = None
+    path: Path, doc_ids: Iterable[str], include: Iterable[str], times: np.ndarray | None = None
 ) -> Selection:
-    """Select documents by decision and, if given, by `keep` (bool `[N]`); check that each quality
-    row belongs to its document in `doc_ids`. Raises CurationError if a row names another document
-    or the numbers of rows and documents differ (E-CURATION-MISMATCH), or if the decision of a row
-    is unknown (E-CURATION-QUALITY)."""
+    """Select documents by decision, once or, if given, as often as `times` says (int64 `[N]`);
+    check that each quality row belongs to its document in `doc_ids`. Raises CurationError if a row
+    names another document or the numbers of rows and documents differ (E-CURATION-MISMATCH), or if
+    the decision of a row is unknown (E-CURATION-QUALITY)."""
     wanted = frozenset(include)
     indices: list[int] = []
     rows: list[bytes] = []
@@ -231,9 +251,10 @@ def select_documents(
         for number, (line, doc_id) in enumerate(zip_longest(file, doc_ids)):
             decision = _decision(path, number, line, doc_id)
             decisions[decision] += 1
-            if decision in wanted and (keep is None or keep[number]):
-                indices.append(number)
-                rows.append(line)
+            if decision in wanted:
+                count = 1 if times is None else int(times[number])
+                indices += [number] * count
+                rows += [line] * count
     return Selection(np.asarray(indices, np.int64), rows, decisions)
 
 

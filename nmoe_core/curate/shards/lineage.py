@@ -6,6 +6,7 @@ committed together with the shard, and the manifest's `source_info` holds its ch
 `verify_curated_shard` reads it to find each parent document.
 """
 
+from collections import Counter
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from typing import Any
@@ -22,8 +23,8 @@ from nmoe_core.curate.shards.inputs import (
     document_lengths,
     load_quality,
     load_selection,
-    may_keep,
     select_documents,
+    times_read,
 )
 from nmoe_core.curate.takedown.record import load_takedown
 from nmoe_core.shards.documents import shard_files
@@ -84,7 +85,7 @@ def arranged_documents(shards: Iterable[ShardPaths]) -> tuple[np.ndarray, np.nda
         rows = [(row["topic"], row["parent_index"]) for row in read_lineage(manifest)]
         topic, number = np.asarray(rows, np.int64).reshape(-1, 2).T
         lengths = document_lengths(shard_files(shard.tree.curated, manifest))
-        before = np.argsort(number)
+        before = np.argsort(number, kind="stable")
         topics.append(topic[before])
         tokens.append(lengths[before])
         order.append(num_documents + np.argsort(before))
@@ -93,17 +94,18 @@ def arranged_documents(shards: Iterable[ShardPaths]) -> tuple[np.ndarray, np.nda
 
 
 def verify_curated_shard(shard: ShardPaths) -> int:
-    """Check that a curated shard holds exactly the kept documents of its parent.
+    """Check that a curated shard holds exactly the kept documents of its parent, each as often as
+    the selection says.
 
     Tokens, ingest id and text hash of each document are compared with the parent document that its
     lineage names. A consumed document is compared with the parent document of the same id and text,
     if the parent still has it. Both shards are read completely.
 
     Returns:
-        The number of documents compared.
+        The number of documents compared; one that is read three times counts three times.
 
     Raises:
-        CurationError: A document was not kept, occurs twice, differs or is missing
+        CurationError: A document was not kept, occurs too often or too rarely, or differs
             (E-CURATION-VERIFY, which names the first such document); or scores or lineage are
             missing or belong to another shard.
         FormatError: A shard is missing or broken.
@@ -121,9 +123,9 @@ def verify_curated_shard(shard: ShardPaths) -> int:
     names = list(originals)
     where = info.get("where")
     selection = None if where is None else load_selection(shard, parent, where)
-    keep = may_keep(selection, load_takedown(shard, parent))
-    chosen = select_documents(quality.path, names, include, keep).indices
-    missing = dict.fromkeys(names[k] for k in chosen)
+    times = times_read(selection, load_takedown(shard, parent))
+    chosen = select_documents(quality.path, names, include, times).indices
+    missing = Counter(names[k] for k in chosen)
     places = {originals[name][1]: name for name in missing}
     copies = (row for file in shard_files(shard.tree.curated, curated) for row in file.documents())
     with closing(read_lineage(curated)) as lineage:
@@ -134,17 +136,18 @@ def verify_curated_shard(shard: ShardPaths) -> int:
                 # Consumed documents come from an earlier version of the parent. The current parent
                 # may lack them or hold them elsewhere.
                 parent_doc_id = places.get(ids)
-                if parent_doc_id is None:
+                if parent_doc_id is None or not missing[parent_doc_id]:
                     continue
-            if parent_doc_id not in missing:
-                raise _refuse(doc_id, f"{parent_doc_id}: not kept, or written twice")
-            del missing[parent_doc_id]
+            if not missing[parent_doc_id]:
+                raise _refuse(doc_id, f"{parent_doc_id}: not kept, or written too often")
+            missing[parent_doc_id] -= 1
             if not np.array_equal(tokens, originals[parent_doc_id][0]):
                 raise _refuse(doc_id, f"tokens that differ from {parent_doc_id}")
             if ids != originals[parent_doc_id][1]:
                 raise _refuse(doc_id, f"other id or text hash than {parent_doc_id}: {ids}")
-    if len(missing) != info["deferred_documents"]:
-        raise _refuse(curated.path, f"{len(missing)} kept documents missing: {next(iter(missing))}")
+    if missing.total() != info["deferred_documents"]:
+        example = next(missing.elements(), "deferred ones")
+        raise _refuse(curated.path, f"{missing.total()} kept documents missing: {example}")
     return len(chosen)
 
 

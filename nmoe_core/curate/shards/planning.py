@@ -37,6 +37,7 @@ class CurateSettings:
 
     include: tuple[str, ...] = ("keep",)  # decisions whose documents are kept
     where: str | None = None  # expressions that replace `include`, see `CurationTable.where_of`
+    repeat: str | None = None  # expression: how often a document is read; needs `where`
     order: str = "golden"  # one of SHARD_ORDERS
     seed: int = 0
     epoch: int = 0  # each epoch gives a different, equally good order

@@ -14,7 +14,7 @@ from nmoe_core.tasks.checks.verdict import Verdict, Verdicts, refusal_fails
 # These can exceed 1. Repeated n-grams overlap, and each counts all its characters.
 _ABOVE_ONE = frozenset({f"top_{n}gram_chars" for n in (2, 3, 4)})
 _ABOVE_ONE |= {"mean_word_chars", "hashes_per_word", "ellipses_per_word"}
-_ABOVE_ONE |= {"bits_per_byte", "perplexity"}
+_ABOVE_ONE |= {"bits_per_byte", "perplexity", "num_copies"}
 ATTRIBUTE_CHECKS = ("rows", "ranges", "drift")
 
 

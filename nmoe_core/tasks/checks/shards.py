@@ -142,7 +142,8 @@ def _permutation(run: Run, source: str) -> Verdicts:
 
     shards = run.tree.shards(source, run.config.prep.num_shards)
     documents = sum(verify_curated_shard(shard) for shard in shards)
-    found = f"{documents} documents, each present once and unchanged"
+    often = "once" if run.config.curation.repeat is None else "as often as curation.repeat says"
+    found = f"{documents} documents, each present {often} and unchanged"
     return {"permutation": Verdict(True, found, {"documents": documents})}
 
 

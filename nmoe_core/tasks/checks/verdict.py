@@ -41,7 +41,7 @@ _CHECKS: dict[str, tuple[Level, str]] = {
     "drift": ("warn", "Few values changed since the previous version."),
     "topic_range": ("block", "Every document of the current shard has a topic of the model."),
     "suffixes": ("block", "The index has every suffix of the current shard, in order."),
-    "permutation": ("block", "Each kept document is present once and unchanged."),
+    "permutation": ("block", "Each kept document is present as often as it is to be read."),
     "alignment": (
         "block",
         "Each shard starts at the position in a window that it was planned for.",

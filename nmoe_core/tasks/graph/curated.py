@@ -159,7 +159,7 @@ class CurationLooks:
         then = None if footer is None else footer.fingerprints
         now = selection_fingerprints(run, shard, columns)
         old = made_with.selection(shard) if then != now else {}
-        new = made_with.rule_keys(run.config.curation.where_of(shard.source))
+        new = settings.selection(run, shard.source).settings
         read = f"attributes of {shard.source} that `where` reads"
         inputs = {"documents": f"{shard.source}/shards", "attributes": read, "columns": read}
         return Look(then, now, old, new, inputs)

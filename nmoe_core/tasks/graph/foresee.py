@@ -44,13 +44,15 @@ class Foreseen:
     Attributes:
         shards: Flips in each shard that will be graded, by (source, partition).
         flips: Some flipped decisions: document id, decision now, decision after the run.
-        tokens: Curated tokens per source, now and after the run; None if not known yet. problem:
-            Why decisions cannot be computed; empty if they can be computed.
+        tokens: Curated tokens per source, now and after the run; None if not known yet.
+        kept: Tokens of the kept documents per source after the run, each document once.
+        problem: Why decisions cannot be computed; empty if they can be computed.
     """
 
     shards: dict[tuple[str, str], ShardFlips] = field(default_factory=dict)
     flips: list[tuple[str, str, str]] = field(default_factory=list)
     tokens: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    kept: dict[str, int | None] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -82,7 +84,7 @@ def _grades_then(graph: Graph) -> GradeLooks | None:
 
 def _foresee_source(graph: Graph, source: str, grades: GradeLooks | None, found: Foreseen) -> None:
     run = graph.run
-    before = after = 0
+    before = after = kept = 0
     is_open = False
     manifest = run.tree.curated_manifest(source)
     if manifest.is_file():
@@ -99,8 +101,10 @@ def _foresee_source(graph: Graph, source: str, grades: GradeLooks | None, found:
         if tokens is None:
             is_open = True
         else:
-            after += tokens
+            kept += tokens[0]
+            after += tokens[1]
     found.tokens[source] = before, None if is_open else after
+    found.kept[source] = None if is_open else kept
 
 
 def _graded_then(
@@ -147,9 +151,10 @@ def rows_of(scores: Path) -> Iterator[dict[str, Any]]:
         yield from map(orjson.loads, file)
 
 
-def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int | None:
-    """Tokens of a shard that curation would keep with these decisions; None if open."""
-    from nmoe_core.curate.shards.inputs import document_lengths, may_keep
+def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> tuple[int, int] | None:
+    """Tokens of a shard that curation would keep with these decisions, each document once and as
+    often as it is read; None if open."""
+    from nmoe_core.curate.shards.inputs import document_lengths
     from nmoe_core.curate.takedown.record import load_takedown
     from nmoe_core.shards.documents import shard_files
 
@@ -165,13 +170,15 @@ def _kept_tokens(graph: Graph, shard: ShardPaths, decisions: list[str]) -> int |
     try:
         manifest = load_manifest(shard.manifest)
         lengths = document_lengths(shard_files(run.tree.data, manifest))
-        keep = _selected(graph, shard, decisions)
-        free = may_keep(None, load_takedown(shard, manifest))
+        times = _selected(graph, shard, decisions)
+        takedown = load_takedown(shard, manifest)
     except (NmoeError, OSError):
         return None
-    if len(lengths) != len(keep):
+    if len(lengths) != len(times):
         return None
-    return int(lengths[keep if free is None else keep & free].sum())
+    if takedown is not None:
+        times = times * ~takedown.gone
+    return int((lengths * (times > 0)).sum()), int((lengths * times).sum())
 
 
 def _attributes_of(graph: Graph, source: str, number: str) -> list[State]:
@@ -182,7 +189,7 @@ def _attributes_of(graph: Graph, source: str, number: str) -> list[State]:
 
 
 def _selected(graph: Graph, shard: ShardPaths, decisions: list[str]) -> np.ndarray:
-    """Whether each document is kept, bool `[N]`."""
+    """How often each document is read, integer or bool `[N]`."""
     run = graph.run
     if not run.config.curation.rules(shard.source):
         return np.isin(np.asarray(decisions, np.str_), run.config.curation.include)
@@ -199,4 +206,4 @@ def _selected(graph: Graph, shard: ShardPaths, decisions: list[str]) -> np.ndarr
             place = table.column_names.index(name)
             column = pa.array(values, table.schema.field(name).type)
             table = table.set_column(place, name, column)
-    return np.logical_and.reduce(where.evaluate(table), axis=0)
+    return where.times_read(where.evaluate(table), str)

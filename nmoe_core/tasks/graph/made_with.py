@@ -16,7 +16,7 @@ from nmoe_core.base.fingerprint import Fingerprints, read_sealed, recorded
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.tree import ShardPaths, Tree
 from nmoe_core.curate.topics import states, terms
-from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys, rule_keys
+from nmoe_core.tasks.graph.settings import Settings, curate_keys, prep_keys, selection_keys
 
 # Settings that curated shards record in their fingerprints only if used.
 CURATE_OPTIONS = ("where", "epoch", "by", "windows", "resume_from_token")
@@ -124,7 +124,8 @@ def topic_model(header: Settings) -> Settings:
 def duplicates(tree: Tree) -> Settings:
     """Settings that `duplicates` records."""
     made = read_sealed(tree.duplicates) or {}
-    return {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
+    found = {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
+    return {"duplicates.count_copies": False, **found} if found else {}
 
 
 def selection(shard: ShardPaths) -> Settings:
@@ -132,7 +133,10 @@ def selection(shard: ShardPaths) -> Settings:
     from nmoe_core.shards.attribute_file import find_footer
 
     footer = find_footer(shard.selection)
-    return {} if footer is None else rule_keys(footer.fingerprints.get("where"))
+    if footer is None:
+        return {}
+    made_from = footer.fingerprints
+    return selection_keys(made_from.get("where"), made_from.get("repeat"))
 
 
 def curated(shard: ShardPaths) -> Settings:

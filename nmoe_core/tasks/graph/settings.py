@@ -50,6 +50,8 @@ _ADDED = {
     "oracle.http.served": "one",
     "oracle.http.omit": [],
     "curation.where_by_source": None,
+    "curation.repeat": None,
+    "duplicates.count_copies": False,
 }
 # Earlier names of keys. Digests still use the earlier names, so that a renamed key makes no output
 # stale.
@@ -213,6 +215,11 @@ def rule_keys(where: str | None) -> dict[str, Any]:
     return dict(zip(("curation.where", "curation.where_by_source"), rules, strict=True))
 
 
+def selection_keys(where: str | None, repeat: str | None) -> dict[str, Any]:
+    """The settings of a selection, by their keys; None for one that is not set."""
+    return rule_keys(where) | {"curation.repeat": repeat}
+
+
 def attribute(run: Run, name: str) -> MadeWith:
     """Settings of an attribute: its table with the digests of its evaluation files (these are not
     assets), or the files that it joins."""
@@ -238,7 +245,8 @@ def attribute(run: Run, name: str) -> MadeWith:
 
 def selection(run: Run, source: str) -> MadeWith:
     """Settings of the decisions of a source's expressions for each document."""
-    return MadeWith(CODES["select"], rule_keys(run.config.curation.where_of(source)))
+    table = run.config.curation
+    return MadeWith(CODES["select"], selection_keys(table.where_of(source), table.repeat))
 
 
 def curated_manifest(run: Run, source: str) -> MadeWith:

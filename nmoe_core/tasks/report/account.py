@@ -15,6 +15,7 @@ from loader.plan.records import LoaderPlan
 from loader.plan.settings import CROPPED
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.config.run import Run
+from nmoe_core.curate.shards.combine import repeats_of
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.report.plots import flow_plot, kept_picture, png_markdown
 from nmoe_core.shards.manifest import source_infos
@@ -22,6 +23,7 @@ from nmoe_core.tasks.selection.outcome import left_out
 
 FORMAT = "nmoe-account-v1"
 NOT_ACCOUNTED = "not accounted for"
+_REPEATED = "repeated by curation.repeat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +129,16 @@ def _source_lines(
     yield Line("cut at max_doc_tokens", "documents", "of", read.of_shards("truncated_documents"))
     for reason, count in reasons.items():
         yield Line(reason, "documents", "out", count)
+    repeats = (None, None)
+    if run.config.curation.repeat is not None:
+        repeats = repeats_of(run.tree, name)
+        yield Line(_REPEATED, "documents", "in", repeats[0])
     yield Line("curated documents", "documents", "total", curated.total_documents)
     yield Line("tokens", "tokens", "total", data.total_tokens)
-    omitted = data.total_tokens - curated.total_tokens
+    omitted = data.total_tokens - curated.total_tokens + (repeats[1] or 0)
     yield Line("of documents that are left out", "tokens", "out", omitted)
+    if repeats[1] is not None:
+        yield Line(_REPEATED, "tokens", "in", repeats[1])
     yield Line("curated tokens", "tokens", "total", curated.total_tokens)
     yield from _window_lines(plan, curated, name)
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.fingerprint import sha256_file
+from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.quality.heads.metrics import in_families
-from nmoe_core.tasks.report.corpus import UNREADABLE, Corpus, readable_manifest
+from nmoe_core.tasks.report.corpus import UNREADABLE, Corpus, kept_of, readable_manifest
 from nmoe_core.tasks.report.origins import facts, origin
 from nmoe_core.tasks.report.sections import language_shares, with_interval
 from nmoe_core.tasks.report.summary import head_headers
@@ -69,13 +70,21 @@ _FIELDS = {
 def totals(corpus: Corpus) -> dict[str, int | None]:
     """Counts over all sources; None if a source does not have the count yet."""
     found: dict[str, int | None] = {"sources": len(corpus.sources)}
-    for prefix, paths in (("", corpus.manifests()), ("kept ", corpus.curated())):
-        made = [one for one in map(readable_manifest, paths) if one is not None]
-        is_whole = bool(made) and len(made) == len(paths)
-        counts = sum(m.total_documents for m in made), sum(m.total_tokens for m in made)
-        names = ("documents", "tokens") if not prefix else ("kept", "kept tokens")
-        found |= dict(zip(names, counts if is_whole else (None, None)))
+    prepared = map(readable_manifest, corpus.manifests())
+    made = [one and (one.total_documents, one.total_tokens) for one in prepared]
+    kept = [kept_of(corpus.run, name) for name in corpus.sources]
+    for names, counts in ((("documents", "tokens"), made), (_kept_names(corpus.run), kept)):
+        known = [one for one in counts if one is not None]
+        is_whole = bool(known) and len(known) == len(counts)
+        sums = [sum(column) for column in zip(*known)] if is_whole else [None] * len(names)
+        found |= dict(zip(names, sums))
     return found
+
+
+def _kept_names(run: Run) -> tuple[str, ...]:
+    """The names of the figures of `kept_of` that are shown."""
+    names = ("kept", "kept tokens", "tokens with repeats")
+    return names[:-1] if run.config.curation.repeat is None else names
 
 
 def data_card(corpus: Corpus) -> str:
@@ -100,17 +109,20 @@ def _text(corpus: Corpus, found: dict[str, int | None]) -> Iterator[str]:
     yield "Token shards for pre-training language models, with a loader plan: the sequences that a"
     yield "run reads. The licences of the sources apply to their texts: name them here."
     yield "\n## Composition\n"
-    yield "| source | from | documents | tokens | kept | kept tokens |"
-    yield "|---|---|---|---|---|---|"
+    names = _kept_names(run)
+    yield f"| source | from | documents | tokens | {' | '.join(names)} |"
+    yield f"|---|---|---|---|{'---|' * len(names)}"
     for source in run_sources(run):
-        paths = run.tree.manifest(source.name), run.tree.curated_manifest(source.name)
-        made = [readable_manifest(path) for path in paths]
-        counts = [(m.total_documents, m.total_tokens) if m else ("", "") for m in made]
-        cells = [f"{n:,}" if isinstance(n, int) else n for pair in counts for n in pair]
+        made = readable_manifest(run.tree.manifest(source.name))
+        counts = (made.total_documents, made.total_tokens) if made else ("", "")
+        kept = (kept_of(run, source.name) or ("", "", ""))[: len(names)]
+        cells = [f"{n:,}" if isinstance(n, int) else n for n in (*counts, *kept)]
         yield f"| {source.name} | {_plain(origin(source.spec))} | {' | '.join(cells)} |"
     if all(path.is_file() for path in corpus.outcomes()):
         yield "\n## Dropped documents\n"
         yield f"A document is kept if this is true: `{rule_of(run)}`\n"
+        if run.config.curation.repeat is not None:
+            yield f"One pass reads a kept document this often: `{run.config.curation.repeat}`\n"
         try:
             for reason, counts in left_out(run, corpus.sources).items():
                 yield f"* {sum(counts.values()):,} documents: {_plain(reason)}"

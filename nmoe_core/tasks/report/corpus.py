@@ -10,6 +10,7 @@ from loader.plan.tables import PROJECT_FILE
 from nmoe_core.base.errors import NmoeError, one_line
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.shards.combine import repeats_of
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.quality.calibration.graded import SUMMARY_NAME
 from nmoe_core.report.html import Html, element, joined, note
@@ -82,6 +83,22 @@ class Corpus:
     def attribute(self, name: str) -> list[Path]:
         """Files of an attribute."""
         return [shard.attribute(name) for shard in self.shards()]
+
+
+def kept_of(run: Run, source: str) -> tuple[int, int, int] | None:
+    """The curated documents of a source and their tokens, each document once, and the tokens of
+    one pass, which differ if documents are repeated; None if a file is missing or damaged."""
+    manifest = readable_manifest(run.tree.curated_manifest(source))
+    if manifest is None:
+        return None
+    repeats = (0, 0)
+    if run.config.curation.repeat is not None:
+        try:
+            repeats = repeats_of(run.tree, source)
+        except UNREADABLE:
+            return None
+    documents = manifest.total_documents - repeats[0]
+    return documents, manifest.total_tokens - repeats[1], manifest.total_tokens
 
 
 Make = Callable[[Corpus], Iterable[object]]

@@ -26,7 +26,7 @@ from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.report.account import account_picture, account_rows, run_account
 from nmoe_core.tasks.report.columns import SIGNALS, columns_picture, source_columns, sources_picture
-from nmoe_core.tasks.report.corpus import Corpus, Section
+from nmoe_core.tasks.report.corpus import Corpus, Section, kept_of
 from nmoe_core.tasks.report.curate_pictures import order_pictures
 from nmoe_core.tasks.report.samples import Sample, samples
 from nmoe_core.tasks.report.summary import few_labels_of, grader_costs, scoreboard
@@ -44,12 +44,13 @@ def _composition(corpus: Corpus) -> Iterator[object]:
     found = {name: load_manifest(run.tree.manifest(name)) for name in corpus.sources}
     whole = sum(one.total_tokens for one in found.values())
     for name, one in found.items():
-        path = run.tree.curated_manifest(name)
-        curated = load_manifest(path) if path.is_file() else None
-        kept = (None, None) if curated is None else (curated.total_documents, curated.total_tokens)
+        is_made = run.tree.curated_manifest(name).is_file()
+        kept = (kept_of(run, name) if is_made else None) or (None, None, None)
         share = one.total_tokens / max(whole, 1)
-        rows.append([name, one.total_documents, one.total_tokens, _percent(share), *kept])
-    yield table(["source", "documents", "tokens", "share of tokens", "kept", "kept tokens"], rows)
+        row = [name, one.total_documents, one.total_tokens, _percent(share), *kept]
+        rows.append(row if run.config.curation.repeat is not None else row[:-1])
+    header = ["source", "documents", "tokens", "share of tokens", "kept", "kept tokens"]
+    yield table([*header, "tokens with repeats"][: len(rows[0])], rows)
 
 
 def _changes(corpus: Corpus) -> Iterator[object]:

@@ -21,6 +21,7 @@ from nmoe_core.base.errors import FormatError
 from nmoe_core.base.fingerprint import read_summary
 from nmoe_core.base.settings import THRESHOLDS, last_grader
 from nmoe_core.config.run import Run
+from nmoe_core.curate.shards.combine import repeats_of
 from nmoe_core.labels.compare import panel_agreement
 from nmoe_core.labels.cost import sum_of
 from nmoe_core.labels.jobs import labelling_of
@@ -112,12 +113,18 @@ def _source(run: Run, plan: LoaderPlan, name: str, passes: Mapping[str, float]) 
         **{column: sum(grade[key] for grade in grades) for column, key in decided.items()},
         "curated": curated.total_documents,
         "curated_tokens": curated.total_tokens,
+        **({} if run.config.curation.repeat is None else _repeated(run, name)),
         "sequences": sum(quotas),
         "epochs": round(sum(quotas) * passes[name], 2) if name in passes else None,
         "topics_before": diversity["before"]["mean"] if diversity["before"] else None,
         "topics_after": diversity["after"]["mean"] if diversity["after"] else None,
         "topics_ceiling": diversity["after"]["ceiling"] if diversity["after"] else None,
     }
+
+
+def _repeated(run: Run, name: str) -> dict[str, int]:
+    """The further readings of repeated documents among the curated ones, and their tokens."""
+    return dict(zip(("repeats", "repeat_tokens"), repeats_of(run.tree, name)))
 
 
 def _passes(plan: LoaderPlan) -> dict[str, float]:

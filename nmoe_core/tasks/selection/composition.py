@@ -11,7 +11,7 @@ from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.curate.shards.inputs import document_lengths, load_topics
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.tasks.selection.outcome import outcome_of
+from nmoe_core.tasks.selection.outcome import times_of
 
 
 class Portion(NamedTuple):
@@ -21,22 +21,22 @@ class Portion(NamedTuple):
     before: int
     """Tokens of all documents."""
     after: int
-    """Tokens of kept documents."""
+    """Tokens of kept documents, as often as one pass reads them."""
 
 
 def composition(run: Run, sources: Iterable[str]) -> dict[str, list[Portion]]:
     """Tokens by `source`, `language` (if recorded) and `topic` (if assigned), largest first. Raises
-    as `outcome_of`."""
+    as `times_of`."""
     counts: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for source in sources:
         for shard in run.tree.shards(source, run.config.prep.num_shards):
             manifest = load_manifest(shard.manifest)
             tokens = document_lengths(shard_files(run.tree.data, manifest))
-            is_kept = outcome_of(run, shard).codes == 0
+            times = times_of(run, shard)
             for kind, names in _names(run, shard).items():
                 before, after = counts.setdefault(kind, (Counter(), Counter()))
                 unique, places = np.unique(names, return_inverse=True)
-                for found, weights in ((before, tokens), (after, tokens * is_kept)):
+                for found, weights in ((before, tokens), (after, tokens * times)):
                     sums = np.bincount(places, weights, len(unique)).astype(np.int64)
                     found.update(dict(zip(unique.tolist(), sums.tolist())))
     return {
@@ -55,7 +55,7 @@ def most_moved(portions: Sequence[Portion], count: int = 4) -> list[tuple[str, f
 def changes(run: Run, sources: Sequence[str]) -> list[dict[str, str | float]]:
     """The languages, topics and (if several) sources with the largest changes of their token
     shares, one row each: shares `before` and `after` (0 to 1, four decimals), and the name as the
-    last column, because it may be long. Raises as `outcome_of`."""
+    last column, because it may be long. Raises as `times_of`."""
     rows: list[dict[str, str | float]] = []
     for kind, portions in composition(run, sources).items():
         if kind == "source" and len(sources) == 1:

@@ -15,6 +15,7 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.attributes import attribute_names, attribute_schema
 from nmoe_core.tasks.selection.view import Schema, labelled, planned_schema, run_schema
 
+_NUM_COPIES = "duplicates.num_copies"
 _MADE_BY = {
     "columns": "run prep",
     "changes": "run prep",
@@ -45,6 +46,15 @@ def rules_of(run: Run, source: str, tried: str | None = None) -> tuple[Rule, ...
     return tuple(found)
 
 
+def _repeat_of(run: Run) -> Rule | None:
+    """The expression `curation.repeat`, if it is set."""
+    key = "curation.repeat"
+    sql = run.config.curation.repeat
+    if sql is None:
+        return None
+    return Rule(sql, f"--set {key}" if run.is_given(key) else f"{run.path}: {key}")
+
+
 def open_planned(run: Run) -> None:
     """Open the expressions of all sources over all columns that the run's tasks will make; raises
     the errors of `opened`."""
@@ -67,16 +77,17 @@ def opened(run: Run, source: str, tried: str | None = None) -> Where:
 
 
 def _open(run: Run, rules: Sequence[Rule], schema: Schema) -> Where:
+    repeat = _repeat_of(run)
     try:
-        return _cached(rules, schema)
+        return _cached(rules, schema, repeat)
     except ConfigError as refusal:
         if refusal.code == "E-SELECT-EXPRESSION":
-            _require_made(run, rules, schema)
+            _require_made(run, rules, schema, repeat)
         raise
 
 
-def _cached(rules: Sequence[Rule], schema: Schema) -> Where:
-    found = _opened(tuple(rules), tuple(sorted(schema.items())))
+def _cached(rules: Sequence[Rule], schema: Schema, repeat: Rule | None = None) -> Where:
+    found = _opened(tuple(rules), tuple(sorted(schema.items())), repeat)
     if isinstance(found, ConfigError):
         raise found.with_traceback(None)
     return found
@@ -84,33 +95,36 @@ def _cached(rules: Sequence[Rule], schema: Schema) -> Where:
 
 @lru_cache(maxsize=4)
 def _opened(
-    rules: tuple[Rule, ...], schema: tuple[tuple[str, pa.DataType], ...]
+    rules: tuple[Rule, ...], schema: tuple[tuple[str, pa.DataType], ...], repeat: Rule | None
 ) -> Where | ConfigError:
     """The opened expressions, or why one is refused: the same question must not start a process for
     each shard."""
     try:
-        return Where(rules, dict(schema))
+        return Where(rules, dict(schema), repeat)
     except ConfigError as refusal:
         if refusal.code != "E-SELECT-EXPRESSION":  # another limit may be kept at another time
             raise
         return refusal
 
 
-def _require_made(run: Run, rules: Sequence[Rule], schema: Schema) -> None:
+def _require_made(
+    run: Run, rules: Sequence[Rule], schema: Schema, repeat: Rule | None = None
+) -> None:
     """Raise an error that names the task if columns of the expressions are not made yet."""
-    for rule in rules:
+    for rule in rules if repeat is None else (*rules, repeat):
+        known = schema | known_schema(run)
         try:
-            named = _cached([rule], schema | known_schema(run)).columns
+            opened = _cached([], known, repeat) if rule is repeat else _cached([rule], known)
         except NmoeError:
             continue
-        require_columns(run, named, schema, rule.place)
+        require_columns(run, opened.columns, schema, rule.place)
 
 
 def known_schema(run: Run) -> Schema:
     """The columns that the run will have, and the columns of all attributes that the run does not
     record. Raises the errors of `planned_schema`."""
     built_in = {name: attribute_schema(run, name) for name in BUILT_IN}
-    return labelled(built_in) | planned_schema(run)
+    return {_NUM_COPIES: pa.int32(), **labelled(built_in), **planned_schema(run)}
 
 
 def require_columns(run: Run, labels: Iterable[str], made: Collection[str], place: str) -> None:
@@ -124,6 +138,14 @@ def require_columns(run: Run, labels: Iterable[str], made: Collection[str], plac
                 where=place,
                 found=column,
                 do=f"add {attribute} to [attributes] use",
+                code="E-SELECT-EXPRESSION",
+            )
+        if label == _NUM_COPIES and not run.config.duplicates.count_copies:
+            raise ConfigError(
+                "the run does not count the copies of documents",
+                where=place,
+                found=column,
+                do="set count_copies = true in [duplicates]",
                 code="E-SELECT-EXPRESSION",
             )
         is_prepared = any(one.startswith("documents.") for one in made)

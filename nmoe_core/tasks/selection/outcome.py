@@ -11,6 +11,7 @@ import numpy as np
 from loader.files.format import load_manifest
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.shards.inputs import REPEAT
 from nmoe_core.curate.takedown.record import TAKEN_DOWN, load_takedown
 from nmoe_core.quality.calibration.graded import read_graded
 from nmoe_core.tasks.selection.reasons import COPIES, describe_clause, meaning, without_preset
@@ -51,6 +52,18 @@ def outcome_of(run: Run, shard: ShardPaths) -> Outcome:
     number = len(reasons) + 1
     codes = np.where(takedown.gone, number, codes.astype(np.min_scalar_type(number)))
     return Outcome(codes, [*reasons, TAKEN_DOWN])
+
+
+def times_of(run: Run, shard: ShardPaths) -> np.ndarray:
+    """How often one pass reads each document of a shard: int64 `[N]`, 0 for a dropped one. Raises
+    as `outcome_of`."""
+    times = (outcome_of(run, shard).codes == 0).astype(np.int64)
+    if run.config.curation.repeat is not None:
+        from nmoe_core.shards.attribute_file import read_attribute
+
+        for column in read_attribute(shard.selection, [REPEAT]).columns:
+            times = times * column.to_numpy()
+    return times
 
 
 def _ruled(run: Run, shard: ShardPaths) -> Outcome:

@@ -23,6 +23,7 @@ from nmoe_core.base.fingerprint import Fingerprints, sha256_json
 from nmoe_core.base.result import Result
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.shards.inputs import REPEAT
 from nmoe_core.shards.attribute_file import is_attribute_current, read_attribute, read_footer
 from nmoe_core.shards.documents import beginning
 from nmoe_core.shards.manifest import changes_by_rule, digest_of
@@ -58,6 +59,8 @@ class Kept:
     kept: int
     tokens: int
     kept_tokens: int
+    read_tokens: int | None
+    """Tokens of one pass, which reads a document as often as `repeat` says; None without it."""
     by_language: dict[str, tuple[int, int]]
     """Numbers of documents and of kept documents by language, if the run records languages."""
     clauses: list[ClauseFigures]
@@ -78,8 +81,8 @@ class _Edge(NamedTuple):
 
 
 def select_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
-    """Record for each document of shards whether the source's expressions keep it, and the first
-    clause that drops it; current files are kept.
+    """Record for each document of shards whether the source's expressions keep it, the first clause
+    that drops it and, if any is read more than once, how often it is read; current files are kept.
 
     Raises:
         ConfigError: The source has no expression, or it is not allowed (E-SELECT-...).
@@ -96,18 +99,26 @@ def _select(run: Run, shard: ShardPaths, where: Where) -> Result:
     with writing_if(lambda: not is_attribute_current(path, made_from), path) as changed:
         if changed:
             found = where.evaluate(_columns(run, shard, where))
-            reasons = first_failures(found)
-            clauses = {"clauses": json.dumps(where.clauses)}
-            schema = pa.schema(
-                [("keep", pa.bool_()), pa.field("reason", pa.uint8(), metadata=clauses)]
-            )
-            rows = pa.record_batch([pa.array(reasons == 0), pa.array(reasons)], schema=schema)
             documents = open_shard_documents(shard).documents
+            times = where.times_read(found, lambda number: str(documents.doc_ids[number]))
+            reasons = first_failures(found.clauses)
+            clauses = {"clauses": json.dumps(where.clauses)}
+            fields = [("keep", pa.bool_()), pa.field("reason", pa.uint8(), metadata=clauses)]
+            columns = [pa.array(reasons == 0), pa.array(reasons)]
+            # Without the column, a shard of which no document is repeated does not depend on
+            # whether `repeat` is set.
+            if (times > 1).any():
+                fields.append((REPEAT, pa.uint8()))
+                columns.append(pa.array(times.astype(np.uint8)))
+            schema = pa.schema(fields)
+            rows = pa.record_batch(columns, schema=schema)
             replace_rows(path, "selection", made_from, documents, schema, [rows])
-    keep = read_attribute(path, ["keep"]).column("keep")
+    keep, *times = read_attribute(path, ["keep", REPEAT]).columns
     result = made(path, changed=changed)
-    kept = int(keep.to_numpy().sum())
-    return replace(result, facts={**result.facts, "kept": kept})
+    facts = {**result.facts, "kept": int(keep.to_numpy().sum())}
+    if times:
+        facts["readings"] = int(times[0].to_numpy().sum(dtype=np.int64))
+    return replace(result, facts=facts)
 
 
 def selection_fingerprints(run: Run, shard: ShardPaths, columns: Sequence[str]) -> Fingerprints:
@@ -115,12 +126,14 @@ def selection_fingerprints(run: Run, shard: ShardPaths, columns: Sequence[str]) 
     documents of a shard."""
     used = sorted({label.partition(".")[0] for label in columns})
     parts = shard_parts(run, shard, used)
+    repeat = run.config.curation.repeat
     return {
         "documents": digest_of(shard.manifest),
         "where": str(run.config.curation.where_of(shard.source)),
         "columns": sha256_json(columns),
         "attributes": sha256_json({name: part.digest() for name, part in sorted(parts.items())}),
         "code": CODES["select"],
+        **({} if repeat is None else {"repeat": repeat}),
     }
 
 
@@ -137,14 +150,18 @@ def preview_selection(run: Run, source: str, tried: str | None = None, sample: i
     where = opened(run, source, tried)
     language = next((name for name in where.schema if name == "language.lang"), None)
     found = []
+    times = [np.empty(0, np.int64)]
     lengths = []
     languages = []
     edge: list[_Edge] = []
     for shard in run.tree.shards(source, run.config.prep.num_shards):
         labels = where.columns if language is None else [*{*where.columns, language}]
         table = read_columns(run, shard, where.schema, labels)
-        clauses = where.evaluate(table)
+        values = where.evaluate(table)
+        clauses = values.clauses
         documents = open_shard_documents(shard)
+        doc_ids = documents.documents.doc_ids
+        times.append(where.times_read(values, lambda number, own=doc_ids: str(own[number])))
         found.append(clauses)
         lengths += [file.lengths() for file in documents.files]
         if language is not None:
@@ -168,6 +185,7 @@ def preview_selection(run: Run, source: str, tried: str | None = None, sample: i
         kept=int(keep.sum()),
         tokens=int(lengths.sum()),
         kept_tokens=int(lengths[keep].sum()),
+        read_tokens=None if where.repeat is None else int((lengths * np.concatenate(times)).sum()),
         by_language={
             str(name): (count, of_language[1][name]) for name, count in of_language[0].most_common()
         },
@@ -188,7 +206,8 @@ def preview_selection(run: Run, source: str, tried: str | None = None, sample: i
 
 def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
     """The attributes of a training document, and the decision of the source's expressions: `keep`,
-    `dropped_by` (a clause) and `why` (a line); None if the shard was not selected with them."""
+    `dropped_by` (a clause) and `why` (a line), and with `repeat` also `times_read`; None if the
+    shard was not selected with them."""
     shard = run.tree.shard_of(parse_doc_id(doc_id).rel)
     number = list(open_shard_documents(shard).documents.doc_ids).index(doc_id)
     attributes = {}
@@ -200,12 +219,16 @@ def explain_selection(run: Run, doc_id: str) -> dict[str, Any]:
             attributes[f"{name}.{column}"] = table.column(column)[number].as_py()
     verdict = None
     path = shard.selection
-    rule = run.config.curation.where_of(shard.source)
-    if rule is not None and path.is_file() and read_footer(path).fingerprints["where"] == rule:
+    table = run.config.curation
+    rule = table.where_of(shard.source)
+    made_from = read_footer(path).fingerprints if rule is not None and path.is_file() else {}
+    if made_from.get("where") == rule and made_from.get("repeat") == table.repeat and made_from:
         row = read_attribute(path).slice(number, 1).to_pylist()[0]
         dropped = None if row["keep"] else clauses_of(shard)[row["reason"] - 1]
         why = why_left_out(run, shard, [number]).get(number)
         verdict = {"keep": row["keep"], "dropped_by": dropped, "why": why}
+        if table.repeat is not None:
+            verdict |= {"times_read": row.get(REPEAT, int(row["keep"])), "repeat": table.repeat}
     return {"attributes": attributes, "selection": verdict}
 
 

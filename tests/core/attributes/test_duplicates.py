@@ -354,3 +354,25 @@ def test_slices_and_batches_give_the_signatures_of_the_whole() -> None:
     whole = signatures(texts)
     assert whole.slice(100_001, 20).equals(signatures(texts.slice(100_001, 20)))
     assert whole.slice(199_996).equals(signatures(pa.array(SENTENCES, pa.large_string())))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_are_counted_with_the_document_that_is_kept(seed: int) -> None:
+    rng = random.Random(seed)
+    documents = {(rng.choice(SOURCES), str(i)): some_text(rng) for i in range(120)}
+    shards = _shards(documents, 2)
+    tables = resolve(shards, SOURCES)
+    groups: dict[str, int] = {}
+    kept_of: list[list[str]] = []
+    for part, table in zip(shards, tables):
+        ids = part.ingest_ids(np.arange(len(table)))
+        rows = zip(ids, table.to_pylist())
+        kept_of.append([r["exact_of"] or r["near_of"] or f"{part.source}//{i}" for i, r in rows])
+        for name in kept_of[-1]:
+            groups[name] = groups.get(name, 0) + 1
+    assert max(groups.values()) > 2
+    counted = duplicates.with_counts(shards, tables)
+    for names, table, before in zip(kept_of, counted, tables):
+        assert table["num_copies"].to_pylist() == [groups[name] for name in names]
+        assert duplicates.without_counts(table).equals(before)
+    assert duplicates.with_counts([], []) == []

@@ -98,12 +98,12 @@ def test_clauses_are_those_of_the_outermost_and_and_the_first_that_fails_is_reco
         [(row["signals.n_words"] or 0) >= 50 for row in rows],
         [row["columns.meta.kb"] < 12 for row in rows],
     ]
-    found = where.evaluate(TABLE)
+    found = where.evaluate(TABLE).clauses
     assert found.tolist() == truths
     expected = [next((i + 1 for i in range(4) if not truths[i][n]), 0) for n in range(24)]
     assert module.first_failures(found).tolist() == expected
-    assert where.evaluate(TABLE.slice(3, 5)).tolist() == [truth[3:8] for truth in truths]
-    assert where.evaluate(TABLE.slice(0, 0)).shape == (4, 0)
+    assert where.evaluate(TABLE.slice(3, 5)).clauses.tolist() == [truth[3:8] for truth in truths]
+    assert where.evaluate(TABLE.slice(0, 0)).clauses.shape == (4, 0)
 
 
 @pytest.mark.usefixtures("in_a_thread")
@@ -137,7 +137,7 @@ def test_clauses_are_those_of_the_outermost_and_and_the_first_that_fails_is_reco
     ],
 )
 def test_expressions_mean_what_they_mean_in_sql(expression: str, kept: int) -> None:
-    assert int(_where(expression).evaluate(TABLE).all(axis=0).sum()) == kept
+    assert int(_where(expression).evaluate(TABLE).clauses.all(axis=0).sum()) == kept
 
 
 _LEAVES = st.sampled_from(
@@ -186,7 +186,7 @@ def test_every_clause_is_true_where_a_reading_of_it_in_python_is(terms: list[Any
         }
         for row in TABLE.to_pylist()
     ]
-    found = _where(" and ".join(f"({text})" for text, _ in terms)).evaluate(TABLE)
+    found = _where(" and ".join(f"({text})" for text, _ in terms)).evaluate(TABLE).clauses
     assert found.tolist() == [[truth(row) is True for row in rows] for _, truth in terms]
 
 
@@ -240,7 +240,7 @@ def test_what_is_no_plain_condition_is_refused_at_once(expression: str) -> None:
 def test_the_depth_of_operators_is_counted_and_has_a_limit(
     expression: Callable[[int], str], most: int, too_many: tuple[int, ...]
 ) -> None:
-    assert _where(expression(most)).evaluate(TABLE).any()
+    assert _where(expression(most)).evaluate(TABLE).clauses.any()
     for times in too_many:
         with refused("E-SELECT-EXPRESSION", "(nested deeper than 800 levels|expression depth)"):
             _where(expression(times))
@@ -274,7 +274,7 @@ def test_a_preset_means_its_clauses_wherever_it_is_written(seed: int) -> None:
 
     def kept(expression: str) -> tuple[list[str], list[bool]]:
         with module.Where([module.Rule(expression, "run.toml")], schema) as where:
-            return where.clauses, where.evaluate(table).all(axis=0).tolist()
+            return where.clauses, where.evaluate(table).clauses.all(axis=0).tolist()
 
     for name, preset in PRESETS.items():
         clauses = preset.named()
@@ -366,7 +366,7 @@ def test_a_refusal_says_what_was_meant(expression: str, said: str) -> None:
 @pytest.mark.usefixtures("in_a_thread")
 def test_a_share_of_documents_is_the_same_ones_always() -> None:
     names = TABLE.column("documents.ingest_id").to_pylist()
-    found = _where("md5_number(ingest_id) % 10 < 4").evaluate(TABLE)
+    found = _where("md5_number(ingest_id) % 10 < 4").evaluate(TABLE).clauses
     hashes = [int.from_bytes(hashlib.md5(name.encode()).digest(), "little") for name in names]
     tenths = [number % 10 for number in hashes]
     assert found.tolist() == [[tenth < 4 for tenth in tenths]]
@@ -404,7 +404,7 @@ def test_columns_that_differ_by_case_are_named_as_they_are(
             module.Where([module.Rule(expression, "run.toml")], schema)
         return
     with module.Where([module.Rule(expression, "run.toml")], schema) as where:
-        assert where.evaluate(table).all(axis=0).sum() == kept
+        assert where.evaluate(table).clauses.all(axis=0).sum() == kept
 
 
 def test_memory_and_time_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,8 +430,8 @@ def test_the_process_ends_with_the_expression() -> None:
 
 
 def test_an_expression_that_names_no_column_keeps_all_or_nothing() -> None:
-    assert np.asarray(_where("1 = 1").evaluate(TABLE)).tolist() == [[True] * 24]
-    assert not _where("1 = 2 and null::boolean").evaluate(TABLE).any()
+    assert np.asarray(_where("1 = 1").evaluate(TABLE).clauses).tolist() == [[True] * 24]
+    assert not _where("1 = 2 and null::boolean").evaluate(TABLE).clauses.any()
 
 
 @pytest.mark.usefixtures("in_a_thread")
@@ -467,5 +467,5 @@ def test_the_process_of_an_expression_executes_no_file_of_the_working_directory(
     planted = Planted(tmp_path)
     monkeypatch.chdir(tmp_path)
     with suppress(ConfigError), _where("n_words > 50") as where:
-        assert where.evaluate(TABLE).sum() == 8
+        assert where.evaluate(TABLE).clauses.sum() == 8
     assert planted.ran() == []
