@@ -4,7 +4,8 @@ _NAMES = ("contamination", "duplicates", "language", "pii", "signals", "signatur
 _NAMES += ("perplexity", "embedding")
 CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {
     **{name: f"{name}/2" for name in ("contamination", "pii", "signals")},
-    **{name: f"{name}/3" for name in ("duplicates", "language", "signatures")},
+    **{name: f"{name}/3" for name in ("language", "signatures")},
+    "duplicates": "duplicates/4",
 }
 """Versions of the code that computes rows; after an increase, all rows of that kind are
 recomputed."""

@@ -51,18 +51,42 @@ class DuplicatesTable(StrictModel):
     contained: float | None = Field(default=None, ge=0.5, le=1)
     """Minimum share of a kept document that a longer kept document must include to report the
     shorter one as contained. Not set: containment is not computed."""
+    repeated_tokens: int | None = Field(default=None, ge=8)
+    """Minimum number of equal consecutive tokens of a passage that counts as repeated, such as 50.
+    Not set: repeated passages are not searched for."""
+    count_licences: bool = False
+    """Whether the words of known licences count as repeated."""
 
     @property
     def identity(self) -> list[Any]:
         """All values that determine the rows."""
-        return [list(self.priority), self.jaccard, self.contained]
+        values = self.priority, self.jaccard, self.contained
+        return [*values, self.repeated_tokens, self.count_licences]
+
+
+class HubSet(StrictModel):
+    """`[contamination.evaluations.<name>]`: a split of a dataset of the hub."""
+
+    hf_dataset: str = Field(min_length=1)
+    """Hub id, or a local directory with the same layout."""
+    hf_revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    """Commit of the hub to read, so that the same texts are searched for on any day. A local
+    directory needs none."""
+    hf_subset: str | None = None
+    """Subset of the dataset."""
+    hf_split: str = "test"
+    """Split of the dataset."""
 
 
 class ContaminationTable(StrictModel):
     """`[contamination]`: evaluations that must not occur in the training data."""
 
-    evaluations: dict[str, PathText] = Field(default_factory=dict)
-    """Text files of each evaluation, by its name."""
+    evaluations: dict[str, PathText | HubSet] = Field(default_factory=dict)
+    """Texts of each evaluation, by its name: files of JSON lines (also compressed), Parquet or
+    Arrow, or globs of them; or a table for a dataset of the hub."""
+    min_words: int = Field(default=8, ge=1, le=13)
+    """Minimum words of a string that is searched for; a string of fewer than 13 words is searched
+    for as a whole."""
     max_share: float | None = Field(default=None, ge=0, le=1)
     """Maximum share of a source's curated tokens that may occur in evaluations; above it, the
     loader plan is refused. Not set: no limit."""

@@ -37,13 +37,15 @@ class Words(NamedTuple):
     """int64 `[num_texts + 1]`: words of text `i` are `bounds[i]` to `bounds[i + 1]`."""
 
 
-def words(texts: pa.Array) -> Words:
-    """Hash the words of each text."""
+def words(texts: pa.Array, ends: np.ndarray | None = None) -> Words:
+    """Hash the words of each text. If `ends`, int64 with a place for each byte of the texts, is
+    given, it receives the end of each word in these bytes."""
     payload, offsets = utf8(texts)
     # A word has at least one byte, so this size suffices; unused pages of the array take no memory.
     hashes = np.empty(len(payload), np.uint64)
     bounds = np.zeros(len(offsets), np.int64)
-    _hash_words(payload, offsets, code_points(), hashes, bounds)
+    ends = np.empty(0, np.int64) if ends is None else ends
+    _hash_words(payload, offsets, code_points(), (hashes, ends), bounds)
     return Words(hashes[: bounds[-1]], bounds)
 
 
@@ -57,8 +59,9 @@ def utf8(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 @njit(cache=True)
-def _hash_words(payload, offsets, table, hashes, bounds):
+def _hash_words(payload, offsets, table, found, bounds):
     """FNV-1a over lower-case code points, mixed at the end of each word."""
+    hashes, ends = found
     count = 0
     for text in range(len(offsets) - 1):
         i = offsets[text]
@@ -66,23 +69,31 @@ def _hash_words(payload, offsets, table, hashes, bounds):
         h = SEED
         is_open = False
         while i < end:
+            start = i
             code, i = decode(payload, i)
             entry = table[code]
             if entry & _WORD:
                 if entry & _ALONE and is_open:
                     hashes[count] = mix(h)
+                    if len(ends):
+                        ends[count] = start
                     count += 1
                     h = SEED
                 h = (h ^ np.uint64(entry & CODE_MASK)) * PRIME
                 is_open = True
                 if not entry & _ALONE:
                     continue
+                start = i
             if is_open:
                 hashes[count] = mix(h)
+                if len(ends):
+                    ends[count] = start
                 count += 1
                 h = SEED
                 is_open = False
         if is_open:
             hashes[count] = mix(h)
+            if len(ends):
+                ends[count] = end
             count += 1
         bounds[text + 1] = count

@@ -15,7 +15,7 @@ from tests.refusals import refused
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("numba")
-duplicates = pytest.importorskip("nmoe_core.attributes.duplicates")
+duplicates = pytest.importorskip("nmoe_core.attributes.copies.duplicates")
 files = pytest.importorskip("nmoe_core.shards.attribute_file")
 ALL = {"include": ("drop", "band", "keep"), "order": "golden", "spread_copies": True}
 
