@@ -20,16 +20,15 @@ from numba import njit
 
 from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.kernels.bloom import Parts, bits, bloom, parts, place
-from nmoe_core.attributes.kernels.word_hashes import Words, words
 from nmoe_core.attributes.minhash import batches
 from nmoe_core.base.errors import SourceError
 from nmoe_core.text.transforms.code_points import mix
+from nmoe_core.text.transforms.words.hashes import BASE, Words, windows, words
 
 WINDOW_WORDS = 13
 MIN_WORDS = 8
 _AT_A_TIME = 1024  # windows
 SCHEMA = SCHEMAS["contamination"]
-_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,15 @@ class Evaluations:
         flat = np.concatenate([*parts, np.empty(0, np.uint64)])
         owner = np.concatenate([*owners, np.empty(0, np.uint16)])
         length = np.concatenate([*lengths, np.empty(0, np.int64)])
-        windows = []
+        by_length = []
         for num_words in range(WINDOW_WORDS, min_words - 1, -1):
             at = _starts(length, num_words)
             if len(at):
-                hashes, order = np.unique(_windows(flat, num_words)[at], return_index=True)
-                windows.append(Windows(num_words, hashes, at[order], owner[at[order]]))
+                hashes, order = np.unique(windows(flat, num_words)[at], return_index=True)
+                by_length.append(Windows(num_words, hashes, at[order], owner[at[order]]))
         short = int(np.count_nonzero(length < min_words))
         facts = {"evaluation_strings": len(length), "short_strings": short}
-        return cls(tuple(sets), flat, tuple(windows), facts)
+        return cls(tuple(sets), flat, tuple(by_length), facts)
 
 
 def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
@@ -135,18 +134,6 @@ def _starts(lengths: np.ndarray, num_words: int) -> np.ndarray:
     return places[places <= last]
 
 
-@njit(cache=True)
-def _windows(hashes, size):
-    """The hash of the window that starts at each word; the last entries are unused."""
-    found = np.zeros(len(hashes), np.uint64)
-    for i in range(len(hashes) - size + 1):
-        h = np.uint64(0)
-        for k in range(size):
-            h = h * _BASE + hashes[i + k]
-        found[i] = mix(h)
-    return found
-
-
 @njit(cache=True, inline="always")
 def _equal(first, i, second, k, size):
     for j in range(size):  # noqa: SIM110 (numba compiles loops, not generators)
@@ -169,21 +156,21 @@ def _scan(hashes, bounds, known, passes, shift, among, of_words):
     passed = np.empty(_AT_A_TIME, np.int64)
     top = np.uint64(1)
     for _ in range(size):
-        top = top * _BASE
+        top = top * BASE
     for text in range(len(bounds) - 1):
         start = bounds[text]
         stop = bounds[text + 1]
         h = np.uint64(0)
         left = np.uint64(0)
         for i in range(start, min(stop, start + size - 1)):
-            h = h * _BASE + hashes[i]
+            h = h * BASE + hashes[i]
         end = stop - size + 1
         for begin in range(start, end, _AT_A_TIME):
             count = min(_AT_A_TIME, end - begin)
             num_passed = 0
             for k in range(count):
                 first = begin + k
-                h = h * _BASE + (hashes[first + size - 1] - left * top)
+                h = h * BASE + (hashes[first + size - 1] - left * top)
                 left = hashes[first]
                 some[k] = mix(h)
             for k in range(count):

@@ -27,7 +27,6 @@ from loader.files.format import load_manifest
 from nmoe_core.attributes.contamination import Evaluations, sets_of_words
 from nmoe_core.attributes.copies.duplicates import PASSAGES, SCHEMA, Shard, by_shard
 from nmoe_core.attributes.copies.windows import shared_windows
-from nmoe_core.attributes.kernels.word_hashes import utf8, words
 from nmoe_core.base.atomic import named_errors
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import ShardFile, require_undamaged, shard_files
@@ -35,6 +34,7 @@ from nmoe_core.shards.suffixes import parts, suffix_array
 from nmoe_core.sources.storage import open_plain
 from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import Tokenizer
+from nmoe_core.text.transforms.words.hashes import utf8, words
 
 _BATCH_TOKENS = 2**20
 _PART = ("contained_in", "containment")
@@ -245,18 +245,18 @@ def _licensed(files: Sequence[ShardFile], runs: _Runs, tokenizer: Tokenizer) -> 
 
 
 def _tokens_of_licences(texts: pa.Array, sizes: Sequence[np.ndarray]) -> np.ndarray:
-    """Number of tokens that end in a word of a licence, or before it; `sizes` are the bytes of the
-    tokens of each text."""
+    """Number of tokens that end in a word of a licence, or after it and before the next word;
+    `sizes` are the bytes of the tokens of each text."""
     payload, offsets = utf8(texts)
-    ends = np.empty(len(payload), np.int64)
-    found = words(texts, ends)
-    # A word more, for the tokens after the last one.
+    starts = np.empty(len(payload), np.int64)
+    found = words(texts, starts)
     is_known = np.append(sets_of_words(found, licences()) >= 0, False)
     counts = []
     for text, of_text in enumerate(sizes):
         first, last = found.bounds[text : text + 2]
-        words_at = first + np.searchsorted(ends[first:last], offsets[text] + np.cumsum(of_text))
-        words_at[words_at == last] = len(is_known) - 1
+        ends = offsets[text] + np.cumsum(of_text)
+        words_at = first - 1 + np.searchsorted(starts[first:last], ends)
+        words_at[words_at < first] = -1  # a token before all words
         counts.append(np.count_nonzero(is_known[words_at]))
     return np.array(counts, np.int64)
 
