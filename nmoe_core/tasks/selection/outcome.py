@@ -16,7 +16,6 @@ from nmoe_core.quality.calibration.graded import read_graded
 from nmoe_core.tasks.selection.reasons import COPIES, describe_clause, meaning, without_preset
 
 _COPY = ("exact_of", "near_of", "near_jaccard")
-_PASSAGES = ("repeated_share", "repeated_of", "repeated_of_share")
 
 
 class Outcome(NamedTuple):
