@@ -23,8 +23,8 @@ from benchmarks.prep.corpus import write_corpus
 from nmoe_core.audit.seen.index_files import Part
 from nmoe_core.audit.seen.search import Sentence
 from nmoe_core.audit.seen.spellings import Spellings
-from nmoe_core.audit.seen.suffixes import suffix_array
 from nmoe_core.cli.output import print_table
+from nmoe_core.shards.suffixes import suffix_array
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 
 _WORDS, _CUT = (4, 25), 200

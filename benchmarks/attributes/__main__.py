@@ -19,7 +19,7 @@ from scipy.stats import binom
 from benchmarks.attributes.peers import PEERS, survivors_of
 from benchmarks.attributes.planted import Document, duplicates, plant, write_jsonl
 from nmoe_core.attributes.contamination import Evaluations, contamination
-from nmoe_core.attributes.duplicates import JACCARD
+from nmoe_core.attributes.copies.duplicates import JACCARD
 from nmoe_core.attributes.language import language
 from nmoe_core.attributes.minhash import NUM_BANDS, NUM_HASHES, NUM_ROWS, jaccard
 from nmoe_core.attributes.pii import pii

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from nmoe_core.attributes.duplicates import Shard, resolve
+from nmoe_core.attributes.copies.duplicates import Shard, resolve
 from nmoe_core.attributes.minhash import Signatures, signatures, unpack
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files

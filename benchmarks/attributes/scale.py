@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.rounds import cpu_seconds
-from nmoe_core.attributes.duplicates import Shard, resolve, resolve_incremental
+from nmoe_core.attributes.copies.duplicates import Shard, resolve, resolve_incremental
 from nmoe_core.attributes.minhash import signatures, unpack
 from nmoe_core.attributes.shared import Before
 from nmoe_core.attributes.signals import signals

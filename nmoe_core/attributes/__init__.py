@@ -4,8 +4,8 @@ _NAMES = ("contamination", "duplicates", "language", "pii", "signals", "signatur
 _NAMES += ("perplexity", "embedding")
 CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {
     **{name: f"{name}/2" for name in ("contamination", "pii", "select")},
-    **{name: f"{name}/3" for name in ("duplicates", "signals", "signatures")},
-    "language": "language/4",
+    **{name: f"{name}/3" for name in ("signals", "signatures")},
+    **{name: f"{name}/4" for name in ("duplicates", "language")},
 }
 """Versions of the code that computes rows; after an increase, all rows of that kind are
 recomputed."""

@@ -324,9 +324,8 @@ class _Rows:
             self._places = found.fill_null(0).to_numpy()
             lengths = lengths_of(self._known.column("doc_id").combine_chunks())
             self.is_new = found.is_null().to_numpy(zero_copy_only=False)
-            self.is_new |= lengths[self._places] != np.concatenate(
-                [file.lengths() for file in opened.files]
-            )
+            own = [np.zeros(0, np.int64), *(file.lengths() for file in opened.files)]
+            self.is_new |= lengths[self._places] != np.concatenate(own)
         where = "/".join(opened.manifest.path.parent.parts[-3::2])
         self._meter = Meter(f"{attribute.name} {where}", int(self.is_new.sum()))
 

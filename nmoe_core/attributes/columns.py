@@ -67,6 +67,11 @@ SCHEMAS = {
             # for a kept document that is a part of another document
             pa.field("contained_in", pa.string()),
             pa.field("containment", pa.float32()),
+            # for a kept document, if repeated passages are searched for: share of tokens that
+            # earlier kept documents have, the one that has most of them, and its share
+            pa.field("repeated_share", pa.float32()),
+            pa.field("repeated_of", pa.string()),
+            pa.field("repeated_of_share", pa.float32()),
         ]
     ),
 }

@@ -1,21 +1,18 @@
 """Finds passages of evaluation sets in texts: 13 consecutive equal words, compared by word hashes.
 
-An evaluation set is a JSONL file. Every string of at least 8 words in its objects is used, at any
-depth; a string of fewer than 13 words is searched for as a whole. Shorter strings, such as "Mars",
-occur in many uncontaminated texts; the loader of a set counts these strings but does not search for
-them. Windows are compared by a polynomial hash, and each hit is verified word by word. As in the
-search for near duplicates, case, spacing and punctuation are ignored, and a Chinese character is a
-word. With 0.6 M windows, one core looks up about 100 million words per second, or 33 million
-including word hashing; with 2 M windows, which exceed the CPU cache, 35 and 21 million. Memory:
-about 25 bytes per word of the sets.
+Every string of an evaluation set is used, at any depth of its records (`sources.forms.strings`); a
+string of fewer than 13 words is searched for as a whole. Strings of fewer than 8 words, such as
+"Mars", occur in many uncontaminated texts; these strings are counted but not searched for, unless
+`[contamination] min_words` is lower. Windows are compared by a polynomial hash, and each hit is
+verified word by word. As in the search for near duplicates, case, spacing and punctuation are
+ignored, and a Chinese character is a word. With 0.6 M windows, one core looks up about 100 million
+words per second, or 33 million including word hashing; with 2 M windows, which exceed the CPU
+cache, 35 and 21 million. Memory: about 25 bytes per word of the sets.
 """
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,18 +20,15 @@ from numba import njit
 
 from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.kernels.bloom import Parts, bits, bloom, parts, place
-from nmoe_core.attributes.kernels.word_hashes import words
 from nmoe_core.attributes.minhash import batches
 from nmoe_core.base.errors import SourceError
-from nmoe_core.base.fingerprint import Fingerprints
-from nmoe_core.base.jsonl import read_objects
 from nmoe_core.text.transforms.code_points import mix
+from nmoe_core.text.transforms.words.hashes import BASE, Words, windows, words
 
 WINDOW_WORDS = 13
-LEAST_WORDS = 8
+MIN_WORDS = 8
 _AT_A_TIME = 1024  # windows
 SCHEMA = SCHEMAS["contamination"]
-_BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -60,8 +54,6 @@ class Evaluations:
     """The evaluation sets of a run. Can be pickled."""
 
     names: tuple[str, ...]
-    digests: Fingerprints
-    """SHA-256 of each file, by name."""
     words: np.ndarray
     """uint64: hashes of all words of all sets."""
     windows: tuple[Windows, ...]
@@ -70,36 +62,38 @@ class Evaluations:
     """Number of `evaluation_strings`, and of `short_strings` (not searched for)."""
 
     @classmethod
-    def read(cls, files: Mapping[str, Path]) -> "Evaluations":
-        """Read the sets; `files` maps the name of each set to its path. Raises SourceError if a
-        file is missing, a line is not a JSON object, or a file has no string of 8 words
-        (E-CONTAMINATION-SET)."""
-        digests = {}
+    def of(cls, sets: Mapping[str, Sequence[str]], min_words: int = MIN_WORDS) -> "Evaluations":
+        """The windows of the strings of each set. Raises SourceError if no string of a set has
+        `min_words` words (E-CONTAMINATION-SET)."""
         parts = []
         lengths = []
         owners = []
-        for number, (name, path) in enumerate(files.items()):
-            texts, digests[name] = _read(path)
+        for number, (name, texts) in enumerate(sets.items()):
             found = words(pa.array(texts, pa.large_string()))
             lengths.append(np.diff(found.bounds))
-            if lengths[-1].max(initial=0) < LEAST_WORDS:
-                raise _bad_set(
-                    path, f"no string of {LEAST_WORDS} words or more", "JSON objects with texts"
+            if lengths[-1].max(initial=0) < min_words:
+                raise SourceError(
+                    "evaluation set cannot be used",
+                    where=name,
+                    found=f"no string of {min_words} words or more",
+                    expected="records with texts",
+                    do="correct the path, or lower contamination.min_words",
+                    code="E-CONTAMINATION-SET",
                 )
             parts.append(found.hashes)
             owners.append(np.full(len(found.hashes), number, np.uint16))
         flat = np.concatenate([*parts, np.empty(0, np.uint64)])
         owner = np.concatenate([*owners, np.empty(0, np.uint16)])
         length = np.concatenate([*lengths, np.empty(0, np.int64)])
-        windows = []
-        for num_words in range(WINDOW_WORDS, LEAST_WORDS - 1, -1):
+        by_length = []
+        for num_words in range(WINDOW_WORDS, min_words - 1, -1):
             at = _starts(length, num_words)
             if len(at):
-                hashes, order = np.unique(_windows(flat, num_words)[at], return_index=True)
-                windows.append(Windows(num_words, hashes, at[order], owner[at[order]]))
-        short = int(np.count_nonzero(length < LEAST_WORDS))
+                hashes, order = np.unique(windows(flat, num_words)[at], return_index=True)
+                by_length.append(Windows(num_words, hashes, at[order], owner[at[order]]))
+        short = int(np.count_nonzero(length < min_words))
         facts = {"evaluation_strings": len(length), "short_strings": short}
-        return cls(tuple(files), digests, flat, tuple(windows), facts)
+        return cls(tuple(sets), flat, tuple(by_length), facts)
 
 
 def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
@@ -107,11 +101,9 @@ def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
     shares = np.zeros(len(texts), np.float32)
     owners = np.full(len(texts), -1)
     for start, stop in batches(texts):
-        hashes, bounds = words(texts.slice(start, stop - start))
-        of_words = np.full(len(hashes), -1)
-        for one in evaluations.windows:
-            known = one.places, one.owners, evaluations.words, one.num_words
-            _scan(hashes, bounds, known, *one.filter, of_words)
+        found = words(texts.slice(start, stop - start))
+        bounds = found.bounds
+        of_words = sets_of_words(found, evaluations)
         covered = np.concatenate([[0], np.cumsum(of_words >= 0)])[bounds]
         counts = np.diff(covered)
         shares[start:stop] = counts / np.maximum(1, np.diff(bounds))
@@ -122,35 +114,13 @@ def contamination(texts: pa.Array, evaluations: Evaluations) -> pa.Table:
     return pa.table([pa.array(shares), names], schema=SCHEMA)
 
 
-def _read(path: Path) -> tuple[list[str], str]:
-    digest = hashlib.sha256()
-    try:
-        rows = read_objects(
-            path, lambda line, found: _bad_set(path, f"line {line}: {found}"), digest
-        )
-        texts = [text for _, row in rows for text in _strings(row)]
-    except OSError as error:
-        raise _bad_set(path, str(error.strerror)) from None
-    return texts, digest.hexdigest()
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _strings(part)
-
-
-def _bad_set(path: Path, found: str, expected: str = "one JSON object per line") -> SourceError:
-    return SourceError(
-        "evaluation set cannot be used",
-        where=path,
-        found=found,
-        expected=expected,
-        do="correct the path, or convert the set to uncompressed JSONL",
-        code="E-CONTAMINATION-SET",
-    )
+def sets_of_words(found: Words, evaluations: Evaluations) -> np.ndarray:
+    """The number of the set that has a passage with each word, or -1: int64 `[num_words]`."""
+    of_words = np.full(len(found.hashes), -1)
+    for one in evaluations.windows:
+        known = one.places, one.owners, evaluations.words, one.num_words
+        _scan(found.hashes, found.bounds, known, *one.filter, of_words)
+    return of_words
 
 
 def _starts(lengths: np.ndarray, num_words: int) -> np.ndarray:
@@ -162,18 +132,6 @@ def _starts(lengths: np.ndarray, num_words: int) -> np.ndarray:
     last = np.repeat(ends, lengths) - num_words
     places = np.arange(len(last))
     return places[places <= last]
-
-
-@njit(cache=True)
-def _windows(hashes, size):
-    """The hash of the window that starts at each word; the last entries are unused."""
-    found = np.zeros(len(hashes), np.uint64)
-    for i in range(len(hashes) - size + 1):
-        h = np.uint64(0)
-        for k in range(size):
-            h = h * _BASE + hashes[i + k]
-        found[i] = mix(h)
-    return found
 
 
 @njit(cache=True, inline="always")
@@ -198,21 +156,21 @@ def _scan(hashes, bounds, known, passes, shift, among, of_words):
     passed = np.empty(_AT_A_TIME, np.int64)
     top = np.uint64(1)
     for _ in range(size):
-        top = top * _BASE
+        top = top * BASE
     for text in range(len(bounds) - 1):
         start = bounds[text]
         stop = bounds[text + 1]
         h = np.uint64(0)
         left = np.uint64(0)
         for i in range(start, min(stop, start + size - 1)):
-            h = h * _BASE + hashes[i]
+            h = h * BASE + hashes[i]
         end = stop - size + 1
         for begin in range(start, end, _AT_A_TIME):
             count = min(_AT_A_TIME, end - begin)
             num_passed = 0
             for k in range(count):
                 first = begin + k
-                h = h * _BASE + (hashes[first + size - 1] - left * top)
+                h = h * BASE + (hashes[first + size - 1] - left * top)
                 left = hashes[first]
                 some[k] = mix(h)
             for k in range(count):

@@ -20,7 +20,6 @@ import pyarrow as pa
 from numba import njit
 
 from nmoe_core.attributes.columns import SCHEMAS
-from nmoe_core.attributes.kernels.word_hashes import utf8
 from nmoe_core.attributes.minhash import batches
 from nmoe_core.text.transforms.code_points import (
     ALONE,
@@ -30,6 +29,7 @@ from nmoe_core.text.transforms.code_points import (
     code_points,
     decode,
 )
+from nmoe_core.text.transforms.words.hashes import utf8
 
 MIN_LETTERS = 20
 MIN_SHARE = 1 / 3

@@ -17,8 +17,8 @@ import pyarrow as pa
 from numba import njit
 
 from nmoe_core.attributes.columns import NUM_BANDS, NUM_HASHES, SCHEMAS
-from nmoe_core.attributes.kernels.word_hashes import Words, words
 from nmoe_core.text.transforms.code_points import mix
+from nmoe_core.text.transforms.words.hashes import Words, words
 
 NUM_ROWS = NUM_HASHES // NUM_BANDS
 SHINGLE_WORDS = 5

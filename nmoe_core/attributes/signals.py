@@ -24,7 +24,6 @@ from numba import njit
 
 from nmoe_core.attributes.columns import COUNTS, FLAGS, SCHEMAS, SHARES
 from nmoe_core.attributes.kernels.repetition import new_set, ngram_chars, repeated
-from nmoe_core.attributes.kernels.word_hashes import utf8, words
 from nmoe_core.attributes.minhash import batches
 from nmoe_core.text.transforms.code_points import (
     CODE_BITS,
@@ -49,6 +48,7 @@ from nmoe_core.text.transforms.lines.patterns import (
     WIDE_SENTENCE_ENDS,
 )
 from nmoe_core.text.transforms.search import holders
+from nmoe_core.text.transforms.words.hashes import utf8, words
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 SHORT_LINE_CHARS = 30

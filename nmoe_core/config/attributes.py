@@ -51,29 +51,44 @@ class DuplicatesTable(StrictModel):
     contained: float | None = Field(default=None, ge=0.5, le=1)
     """Minimum share of a kept document that a longer kept document must include to report the
     shorter one as contained. Not set: containment is not computed."""
-
+    repeated_tokens: int | None = Field(default=None, ge=8)
+    """Minimum number of equal consecutive tokens of a passage that counts as repeated, such as 50.
+    Not set: repeated passages are not searched for."""
+    count_licences: bool = False
+    """Whether the words of known licences count as repeated."""
     count_copies: bool = False
     """Whether each row has `num_copies`: the number of documents of its group, 1 without copies."""
 
     @property
     def identity(self) -> list[Any]:
         """All values that determine the rows."""
-        counted = ["count_copies"] if self.count_copies else []
-        return [list(self.priority), self.jaccard, self.contained, *counted]
+        copies = list(self.priority), self.jaccard, self.contained, self.count_copies
+        return [*copies, self.repeated_tokens, self.count_licences]
 
-    @property
-    def recorded(self) -> dict[str, Any]:
-        """The settings that `duplicates` records; `count_copies` only if it is set, so that files
-        of earlier versions stay current."""
-        table = self.model_dump(mode="json")
-        return {k: v for k, v in table.items() if k != "count_copies" or self.count_copies}
+
+class HubSet(StrictModel):
+    """`[contamination.evaluations.<name>]`: a split of a dataset of the hub."""
+
+    hf_dataset: str = Field(min_length=1)
+    """Hub id, or a local directory with the same layout."""
+    hf_revision: str | None = Field(default=None, pattern=r"^[0-9a-f]{40}$")
+    """Commit of the hub to read, so that the same texts are searched for on any day. A local
+    directory needs none."""
+    hf_subset: str | None = None
+    """Subset of the dataset."""
+    hf_split: str = "test"
+    """Split of the dataset."""
 
 
 class ContaminationTable(StrictModel):
     """`[contamination]`: evaluations that must not occur in the training data."""
 
-    evaluations: dict[str, PathText] = Field(default_factory=dict)
-    """Text files of each evaluation, by its name."""
+    evaluations: dict[str, PathText | HubSet] = Field(default_factory=dict)
+    """Texts of each evaluation, by its name: files of JSON lines (also compressed), Parquet or
+    Arrow, or globs of them; or a table for a dataset of the hub."""
+    min_words: int = Field(default=8, ge=1, le=13)
+    """Minimum words of a string that is searched for; a string of fewer than 13 words is searched
+    for as a whole."""
     max_share: float | None = Field(default=None, ge=0, le=1)
     """Maximum share of a source's curated tokens that may occur in evaluations; above it, the
     loader plan is refused. Not set: no limit."""

@@ -209,7 +209,25 @@ class ParagraphsTable(_Transform):
         return True
 
 
+class PassagesTable(_Transform):
+    """`[[transforms]] of kind passages`: of equal passages in a split, the first is kept."""
+
+    kind: Literal["passages"]
+    min_words: int = Field(default=50, ge=10)
+    """Minimum number of equal consecutive words of a passage; shorter ones are kept."""
+
+    @property
+    def reads_corpus(self) -> bool:
+        return True
+
+
 TransformTable = Annotated[
-    Base64Table | RedactTable | FixTextTable | LicenceHeaderTable | LinesTable | ParagraphsTable,
+    Base64Table
+    | RedactTable
+    | FixTextTable
+    | LicenceHeaderTable
+    | LinesTable
+    | ParagraphsTable
+    | PassagesTable,
     Field(discriminator="kind"),
 ]

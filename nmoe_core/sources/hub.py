@@ -93,11 +93,22 @@ class DatasetsSource(Source):
     def blocks(self, start: Position = START) -> Iterator[ColumnsBlock]:
         """Blocks of at most 512 rows and about 2 MiB; `Position.offset` is the first row of the
         batch."""
+        yield from self._blocks(start, self._tables(start.offset))
+
+    def batches(self) -> Iterator[Any]:
+        """Tables with all columns."""
+        tables = self._tables(0)
+        row = 0
+        while (table := self._next(tables, row)) is not None:
+            yield table
+            row += len(table)
+
+    def _tables(self, row: int) -> Iterator[Any]:
         tables = None
         if self.directory is None and not self.spec.hf_streaming:
             files = HubFiles(self.dataset, self._commit, self.split)
-            tables = files.tables(self._builder, self._rows, start.offset, _BATCH_ROWS)
-        yield from self._blocks(start, tables or self._streamed(start.offset))
+            tables = files.tables(self._builder, self._rows, row, _BATCH_ROWS)
+        return tables or self._streamed(row)
 
     def _blocks(self, start: Position, tables: Iterator[Any]) -> Iterator[ColumnsBlock]:
         subset = f"/{self.spec.hf_subset}" if self.spec.hf_subset else ""

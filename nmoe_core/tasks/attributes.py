@@ -116,19 +116,38 @@ def open_attribute(run: Run, name: str) -> Attribute:
     compute: Any = getattr(module, function)
     facts: dict[str, int] = {}
     if name == "contamination":
-        files = run.config.contamination.evaluations
-        if not files:
-            raise ConfigError(
-                "contamination has no evaluation set",
-                where=run.path,
-                do="name files of texts in [contamination] evaluations",
-                code="E-CONFIG-EVALUATIONS",
-            )
-        sets = module.Evaluations.read({key: run.resolve(path) for key, path in files.items()})
-        made_with["evaluations"] = sha256_json(sets.digests)
+        made_with |= evaluations_made_with(run)
+        sets = _evaluations(run, module)
         compute = partial(compute, evaluations=sets)
         facts = sets.facts
     return Attribute(name, module.SCHEMA, made_with, compute, facts)
+
+
+def evaluations_made_with(run: Run) -> Fingerprints:
+    """What decides which strings are searched for. Raises ConfigError if the run has no evaluation
+    set, and SourceError if a file is missing."""
+    from nmoe_core.sources.forms.strings import set_revision
+
+    table = run.config.contamination
+    if not table.evaluations:
+        raise ConfigError(
+            "contamination has no evaluation set",
+            where=run.path,
+            do="name files of texts in [contamination] evaluations",
+            code="E-CONFIG-EVALUATIONS",
+        )
+    revisions = {key: set_revision(one, run.base) for key, one in table.evaluations.items()}
+    found = {"evaluations": sha256_json(revisions)}
+    is_default = table.min_words == type(table)().min_words  # rows made before the key existed
+    return found if is_default else found | {"min_words": str(table.min_words)}
+
+
+def _evaluations(run: Run, module: Any) -> Any:
+    from nmoe_core.sources.forms.strings import set_strings
+
+    table = run.config.contamination
+    texts = {key: [*set_strings(one, run.base)] for key, one in table.evaluations.items()}
+    return module.Evaluations.of(texts, table.min_words)
 
 
 def open_state_attribute(run: Run, name: str, tokenizer: Tokenizer | None = None) -> Attribute:
@@ -285,25 +304,42 @@ def attribute_schema(run: Run, name: str) -> Any:
 def make_duplicates(
     run: Run, sources: Sequence[str] | None = None, *, with_copies: bool = False
 ) -> Result:
-    """Find the copies among all documents of the run by their signatures; writes only the files of
-    shards with changed rows. Raises FormatError if a shard has no current signatures."""
+    """Find the copies among all documents of the run by their signatures, and repeated passages by
+    their tokens if that is asked for; writes only the files of shards with changed rows. Raises
+    FormatError if a shard has no current signatures, and as `repeated_passages`."""
     from nmoe_core.attributes.shared import write_changed
 
-    module = _import("duplicates")
+    module = _import("copies.duplicates")
     table = run.config.duplicates
     names = [source.name for source in run_sources(run)] if sources is None else list(sources)
     corpus, made_with = duplicates_inputs(run, names)
 
     def resolve(before: Any) -> list[Any]:
         found = [module.open_shard(rows) for rows in corpus.read()]
+        by_keys = table.contained if table.repeated_tokens is None else None
+        given = table.priority, table.jaccard, by_keys
         if table.count_copies:
             before = before._replace(tables=[*map(module.without_counts, before.tables)])
-        decided = module.resolve_incremental(
-            found, before, table.priority, table.jaccard, table.contained
-        )
-        return module.with_counts(found, decided) if table.count_copies else decided
+        if table.repeated_tokens is None:
+            tables = module.resolve_incremental(found, before, *given)
+        else:
+            passages = _import("copies.passages")
+            without = before._replace(tables=[passages.without_passages(t) for t in before.tables])
+            tables = module.resolve_incremental(found, without, *given)
+            chosen = passages.PassageSettings(
+                table.repeated_tokens, run.config.seen.part_tokens, table.count_licences
+            )
+            repeated = passages.repeated_passages(
+                corpus.shards,
+                module.ranks(found, tables, table.priority),
+                load_tokenizer(run.tokenizer),
+                chosen,
+                run.tree.attributes,
+            )
+            tables = passages.with_passages(found, tables, repeated, table.contained)
+        return module.with_counts(found, tables) if table.count_copies else tables
 
-    settings = table.recorded
+    settings = table.model_dump(mode="json")
     result = write_changed(run.tree, "duplicates", corpus, made_with, resolve, settings)
     if not with_copies:
         return result

@@ -151,7 +151,7 @@ def calibrate_file(run: Run, labels: Path, predictions: Path | None) -> Result:
 def index_sources(run: Run, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Index the curated shards of sources (default: all) for `nmoe seen`; return facts per source.
     Raises ConfigError if the extra `seen` is not installed, and the errors of `index_shard`."""
-    from nmoe_core.audit.seen.suffixes import load_sorter
+    from nmoe_core.shards.suffixes import load_sorter
 
     load_sorter()
     rows = []

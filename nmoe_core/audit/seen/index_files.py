@@ -16,7 +16,6 @@ import numpy as np
 from loader.files.format import Manifest, ShardEntry, check_digest, load_manifest
 from loader.files.regular import regular
 from nmoe_core.audit.seen import SEEN_CODE
-from nmoe_core.audit.seen.suffixes import parts, suffix_array
 from nmoe_core.base.atomic import atomic_file, output_lock, write_json
 from nmoe_core.base.bucket.paths import shown
 from nmoe_core.base.errors import FormatError
@@ -31,6 +30,7 @@ from nmoe_core.base.result import Result
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import ShardFile, open_entry
 from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.suffixes import parts, suffix_array
 from nmoe_core.text.tokenizer import Tokenizer
 
 _DO = "run `nmoe seen --index`"

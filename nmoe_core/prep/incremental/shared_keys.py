@@ -1,4 +1,4 @@
-"""A pass before the pass: finds the lines and paragraphs that documents of a split share.
+"""A pass before the pass: finds the lines, paragraphs and passages that documents of a split share.
 
 Workers read the same blocks as prep and return a key for each line or paragraph. The keys are
 written to files by their high bits, and each file is sorted by itself, so memory does not grow with

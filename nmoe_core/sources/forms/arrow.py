@@ -73,6 +73,12 @@ class _ColumnsSource(FileSource[ColumnsBlock]):
         """Number of rows, without decoding them."""
         return sum(group.num_rows for file in self.files for group in self._groups(file, 0))
 
+    def batches(self) -> Iterator[Any]:
+        """Record batches with all columns."""
+        for file in self.files:
+            with self._errors(file):
+                yield from self._first_batches(file)
+
     def _file_blocks(self, file: SourceFile, start: Position) -> Iterator[ColumnsBlock]:
         """`Position.offset` counts row groups or record batches, `line` counts rows of the file."""
         place = Place(file.where, f"{self.reading.source}/{file.name}")

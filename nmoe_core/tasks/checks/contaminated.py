@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from loader.files.format import load_manifest
 from nmoe_core.base.errors import ConfigError, CurationError
-from nmoe_core.base.fingerprint import local_digest, sha256_json
+from nmoe_core.base.fingerprint import Fingerprints
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.manifest import digest_of
-from nmoe_core.tasks.attributes import attribute_names
+from nmoe_core.tasks.attributes import attribute_names, evaluations_made_with
 
 _NAME = "contamination"
 _COLUMNS = ("contamination", "contaminated_by")
@@ -58,8 +58,7 @@ def _contaminated(run: Run, source: str) -> Contaminated:
             do="add contamination to [attributes] use",
             code="E-CONFIG-MISSING",
         )
-    files = run.config.contamination.evaluations
-    sets = sha256_json({name: local_digest(run.resolve(path)) for name, path in files.items()})
+    sets = evaluations_made_with(run)
     tokens = inside = 0.0
     documents = 0
     by_set = dict[str, float]()
@@ -82,11 +81,11 @@ def _contaminated(run: Run, source: str) -> Contaminated:
     return Contaminated(inside / max(tokens, 1), documents, most)
 
 
-def _rows_by_text(shard: ShardPaths, sets: str) -> dict[str, tuple[float, str | None]]:
+def _rows_by_text(shard: ShardPaths, sets: Fingerprints) -> dict[str, tuple[float, str | None]]:
     from nmoe_core.shards.attribute_file import read_attribute, read_footer, stale
 
     path = shard.attribute(_NAME)
-    expected = {"documents": digest_of(shard.manifest), "evaluations": sets}
+    expected = {"documents": digest_of(shard.manifest), **sets}
     found = read_footer(path).fingerprints
     if changed := [key for key, value in expected.items() if found.get(key) != value]:
         raise stale(_NAME, path, f"other {changed[0]}")

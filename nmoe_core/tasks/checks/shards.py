@@ -106,7 +106,7 @@ def check_seen(run: Run, source: str, buckets: Iterable[int]) -> Verdicts:
     import numpy as np
 
     from nmoe_core.audit.seen.index_files import open_index
-    from nmoe_core.audit.seen.suffixes import is_in_order
+    from nmoe_core.shards.suffixes import is_in_order
     from nmoe_core.text.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(run.tokenizer)

@@ -124,8 +124,7 @@ def topic_model(header: Settings) -> Settings:
 def duplicates(tree: Tree) -> Settings:
     """Settings that `duplicates` records."""
     made = read_sealed(tree.duplicates) or {}
-    found = {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
-    return {"duplicates.count_copies": False, **found} if found else {}
+    return {f"duplicates.{name}": value for name, value in made.get("settings", {}).items()}
 
 
 def selection(shard: ShardPaths) -> Settings:

@@ -25,7 +25,12 @@ from nmoe_core.prep.run import combined_manifest, shard_fingerprints
 from nmoe_core.prep.settings import PrepSettings, shard_format
 from nmoe_core.shards.manifest import digest_of, find_manifest, is_shard_whole
 from nmoe_core.sources.open import open_reader
-from nmoe_core.tasks.attributes import duplicates_inputs, open_attribute, user_files
+from nmoe_core.tasks.attributes import (
+    duplicates_inputs,
+    evaluations_made_with,
+    open_attribute,
+    user_files,
+)
 from nmoe_core.tasks.graph import made_with, settings
 from nmoe_core.tasks.graph.differences import Look
 from nmoe_core.tasks.graph.looked import Reads, whole
@@ -131,7 +136,7 @@ class AttributeLooks:
         if name in run.config.attributes.files:
             self._now["files"] = user_files(run, name).digest
         elif name == "contamination":
-            self._now = dict(open_attribute(run, name).made_with)
+            self._now |= evaluations_made_with(run)
 
     @cached_property
     def _made_with(self) -> Fingerprints:
@@ -150,10 +155,8 @@ class AttributeLooks:
         footer = find_footer(shard.attribute(self._name))
         then = None if footer is None else footer.fingerprints
         now = {"documents": digest_of(shard.manifest), **self._made_with}
-        key = {"contamination": "contamination.evaluations"}.get(
-            self._name, f"attributes.files.{self._name}"
-        )
-        names = {"evaluations": key, "files": key, "dtype": "backbone.dtype"}
+        names = {"files": f"attributes.files.{self._name}", "dtype": "backbone.dtype"}
+        names |= {name: f"contamination.{name}" for name in ("evaluations", "min_words")}
         names |= {
             name: f"attributes.{self._name}.{name}" for name in ("layers", "pooling", "max_tokens")
         }

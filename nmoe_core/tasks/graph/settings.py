@@ -9,13 +9,15 @@ content of files. Imports no torch, because loading definitions imports this mod
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from loader.errors import without_credentials
 from loader.plan.settings import PlanSettings
 from nmoe_core.attributes import CODES
 from nmoe_core.audit.seen import SEEN_CODE
-from nmoe_core.base.fingerprint import local_digest, sha256_file, sha256_json
+from nmoe_core.base.errors import SourceError
+from nmoe_core.base.fingerprint import sha256_file, sha256_json
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.renamed import RENAMED
@@ -34,6 +36,7 @@ from nmoe_core.quality.calibration import CALIBRATE_CODE
 from nmoe_core.quality.grading import GRADE_CODE
 from nmoe_core.quality.heads import STUDENT_CODE, TRAIN_CODE
 from nmoe_core.shards.publish.send import RECORD_FORMAT
+from nmoe_core.sources.forms.strings import Set, set_revision
 
 Settings = Mapping[str, Any]
 # Connection and retries of an oracle, which do not change its answers.
@@ -52,6 +55,9 @@ _ADDED = {
     "curation.where_by_source": None,
     "curation.repeat": None,
     "duplicates.count_copies": False,
+    "contamination.min_words": 8,
+    "duplicates.repeated_tokens": None,
+    "duplicates.count_licences": False,
 }
 # Earlier names of keys. Digests still use the earlier names, so that a renamed key makes no output
 # stale.
@@ -227,10 +233,10 @@ def attribute(run: Run, name: str) -> MadeWith:
     if (files := config.attributes.files.get(name)) is not None:
         return MadeWith(CODES["join"], {f"attributes.files.{name}": files})
     if name == "contamination":
-        paths = {key: run.resolve(path) for key, path in config.contamination.evaluations.items()}
-        # Definitions must load even if a file is missing; the task then raises the error.
-        read = {key: local_digest(path) if path.is_file() else "" for key, path in paths.items()}
-        return MadeWith(CODES[name], {"contamination.evaluations": read})
+        sets = config.contamination.evaluations.items()
+        read = {key: _revision(one, run.base) for key, one in sets}
+        found = {"evaluations": read, "min_words": config.contamination.min_words}
+        return MadeWith(CODES[name], {f"contamination.{key}": one for key, one in found.items()})
     if name == "duplicates":
         table = config.duplicates.model_dump(mode="json")
         return MadeWith(CODES[name], {f"duplicates.{key}": value for key, value in table.items()})
@@ -241,6 +247,15 @@ def attribute(run: Run, name: str) -> MadeWith:
         found["backbone.dtype"] = config.backbone.dtype
         found["backbone.moe_backend"] = expert_fingerprints(config.backbone.moe_backend)
     return MadeWith(CODES[name], found)
+
+
+def _revision(one: Set, base: Path) -> str:
+    """The revision of an evaluation set. Definitions must load even if a file is missing; the task
+    then raises the error."""
+    try:
+        return set_revision(one, base)
+    except SourceError:
+        return ""
 
 
 def selection(run: Run, source: str) -> MadeWith:

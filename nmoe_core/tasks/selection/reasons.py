@@ -36,6 +36,8 @@ _MEANINGS = {
     "aggregated": "quality score",
     "near_jaccard": "similarity to another document",
     "containment": "share of the text that another document has",
+    "repeated_share": "share of the text that earlier documents have",
+    "repeated_of_share": "share of the text that one earlier document has",
 }
 _NGRAM = re.compile(r"(top|dup)_(\d+)gram_chars")
 _OF_PRESET = re.compile(r"^\w+\.\w+: ")

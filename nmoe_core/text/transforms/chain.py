@@ -54,6 +54,7 @@ KINDS = {
     "redact": Kind("redact/1", "personal.redact", "Redact"),
     "lines": Kind("lines/1", "lines.rules", "LineRules"),
     "paragraphs": Kind("paragraphs/1", "paragraphs", "Paragraphs"),
+    "passages": Kind("passages/1", "words.passages", "Passages"),
 }
 
 

@@ -100,6 +100,15 @@ def test_only_new_and_changed_texts_are_looked_at_and_rows_are_those_of_a_fresh_
     assert sum(one.facts["computed"] for one in _made(project.run, "2")) == len(seen) == 61
 
 
+def test_a_shard_that_lost_all_its_documents_gets_a_file_without_rows(tmp_path: Path) -> None:
+    project = write_project(tmp_path, [jsonl_source("web", _rows(1))], {"prep": {"num_shards": 2}})
+    source = tmp_path / "in" / "web.jsonl"
+    for number in range(9):  # ids choose the shard
+        source.write_text(json_lines(_rows(1, number)), encoding="utf-8")
+        assert main(["prep-mixture", "--config", str(project.config), "--force"]) == 0
+        assert sum(made.facts["documents"] for made in _made(project.run)) == 1
+
+
 def test_texts_are_those_of_the_tokens_also_where_a_document_was_cut(tmp_path: Path) -> None:
     long = {"id": "a", "text": "東京" * 40 + "👩‍👩‍👧" * 40}
     source = jsonl_source("web", [long, *_rows(3)])

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from nmoe_core.attributes import duplicates
-from nmoe_core.attributes.duplicates import Shard, resolve
-from nmoe_core.attributes.kernels.word_hashes import words
+from nmoe_core.attributes.copies import duplicates
+from nmoe_core.attributes.copies.duplicates import Shard, resolve
 from nmoe_core.attributes.minhash import jaccard, signatures, unpack
 from nmoe_core.attributes.shared import Before
+from nmoe_core.text.transforms.words.hashes import words
 from tests.core.attributes import naive
 
 SOURCES = ("books", "law", "web")

@@ -4,6 +4,7 @@ import ipaddress
 import json
 import random
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ pytest.importorskip("numba")
 
 from nmoe_core.attributes.contamination import Evaluations, contamination
 from nmoe_core.attributes.pii import pii
+from nmoe_core.config.attributes import HubSet
+from nmoe_core.sources.forms.strings import set_strings
 from nmoe_core.tasks.attributes import open_attribute
 from nmoe_core.text.transforms.personal.patterns import PATTERNS, is_email
 from tests.core.attributes import naive
@@ -168,6 +171,11 @@ def _card(rng: random.Random) -> str:
     return "".join(map(str, [*digits, -total % 10]))
 
 
+def read(sets: Mapping[str, str | HubSet], base: Path, min_words: int = 8) -> Evaluations:
+    strings = {name: [*set_strings(one, base)] for name, one in sets.items()}
+    return Evaluations.of(strings, min_words)
+
+
 def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) -> None:
     rng = random.Random(0)
     sets = {
@@ -180,7 +188,7 @@ def test_shares_of_evaluation_sets_are_those_of_plain_windows(tmp_path: Path) ->
             {"id": i, "turns": [{"role": "user", "text": text}]} for i, text in enumerate(texts)
         ]
         (tmp_path / name).write_text(json_lines(rows), "utf-8")
-    evaluations = Evaluations.read({name: tmp_path / name for name in sets})
+    evaluations = read({name: name for name in sets}, tmp_path)
     planted = [
         *(text.replace(" ", "  ").upper() + "!" for text in sets["quiz"]),
         *(" ".join(text.split()[5:17]) for text in sets["quiz"]),
@@ -225,18 +233,25 @@ def windows(texts: list[str]) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [None, '{"text": "a b c"}\n', "no json\n", '{"text": ' + json.dumps(GERMAN) + "}\n[1]"],
+    ("content", "code"),
+    [
+        (None, "E-SOURCE-NOTFOUND"),
+        ('{"text": "a b c"}\n', "E-CONTAMINATION-SET"),
+        ("no json\n", "E-CONTAMINATION-SET"),
+        ('{"text": ' + json.dumps(GERMAN) + "}\n[1]", "E-CONTAMINATION-SET"),
+    ],
 )
-def test_a_set_that_cannot_be_used_is_refused(tmp_path: Path, content: str | None) -> None:
+def test_a_set_that_cannot_be_used_is_refused(
+    tmp_path: Path, content: str | None, code: str
+) -> None:
     if content is not None:
         (tmp_path / "set.jsonl").write_text(content, "utf-8")
-    with refused("E-CONTAMINATION-SET", naming=["set.jsonl"]):
-        Evaluations.read({"set": tmp_path / "set.jsonl"})
+    with refused(code, naming=["set"]):
+        read({"set": "set.jsonl"}, tmp_path)
 
 
 def test_without_sets_no_text_is_contaminated() -> None:
-    [row] = contamination(of([GERMAN]), Evaluations.read({})).to_pylist()
+    [row] = contamination(of([GERMAN]), Evaluations.of({})).to_pylist()
     assert row == {"contamination": 0, "contaminated_by": None}
 
 

@@ -15,7 +15,7 @@ from tests.refusals import refused
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("numba")
-duplicates = pytest.importorskip("nmoe_core.attributes.duplicates")
+duplicates = pytest.importorskip("nmoe_core.attributes.copies.duplicates")
 files = pytest.importorskip("nmoe_core.shards.attribute_file")
 ALL = {"include": ("drop", "band", "keep"), "order": "golden", "spread_copies": True}
 
@@ -30,8 +30,7 @@ def write_copies(corpus: Corpus, every: int, documents: str | None = None) -> li
         [None] * len(names),
         near,
         [None if one is None else 0.9 for one in near],
-        [None] * len(names),
-        [None] * len(names),
+        *([None] * len(names) for _ in range(5)),  # of parts and passages
     )
     arrays = [pa.array(column, field.type) for column, field in zip(columns, duplicates.SCHEMA)]
     rows = pa.RecordBatch.from_arrays(arrays, schema=duplicates.SCHEMA)

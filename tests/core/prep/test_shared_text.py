@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from nmoe_core.base.compute.tables import ComputeTable
-from nmoe_core.config.transforms import LinesTable, ParagraphsTable, TransformTable
+from nmoe_core.config.transforms import LinesTable, ParagraphsTable, PassagesTable, TransformTable
 from nmoe_core.shards.changes import read_changes
 from nmoe_core.shards.documents import read_ids
 from nmoe_core.sources.jsonl import JsonlSource
@@ -34,6 +34,8 @@ _MIN_CHARS = 40
 _MENU = ("Home  News", "Contact", "© 2024 All rights reserved", "Home News", "Login")
 _BY_SITE = LinesTable(kind="lines", boilerplate_documents=_LEAST, site_column="url")
 _OF_SOURCE = LinesTable(kind="lines", boilerplate_documents=_LEAST)
+_LEAST_WORDS = 12
+_PASSAGES = PassagesTable(kind="passages", min_words=_LEAST_WORDS)
 _PARAGRAPHS = ParagraphsTable(kind="paragraphs", min_chars=_MIN_CHARS)
 
 
@@ -157,10 +159,70 @@ def test_a_transform_reads_the_text_that_those_before_it_left(web: Web, rows: Ro
     assert _found(web) == _expected(plain)
 
 
-TABLES: list[tuple[TransformTable, ...]] = [(_BY_SITE, _PARAGRAPHS), (_PARAGRAPHS, _OF_SOURCE)]
+_FIVE_SCRIPTS = (
+    "The river rose in the night, and before morning it had carried away the old bridge below.",
+    "夜里河水涨了起来，天还没有亮，旧桥就被冲走了。",
+    "ارتفع النهر في الليل، وقبل الصباح جرف الجسر القديم مع قاربين كان صاحب العبارة يحتفظ بهما؟",
+    "रात में नदी का पानी बढ़ गया और सुबह होने से पहले ही पुराना पुल भी बह गया।",
+    "នៅពេលយប់ទឹកទន្លេបានឡើងខ្ពស់ ហើយមុនពេលព្រឹក។",
+)
 
 
-@pytest.mark.parametrize("tables", TABLES, ids=["site", "source"])
+@pytest.mark.parametrize("passage", _FIVE_SCRIPTS)
+def test_the_first_document_keeps_a_passage_of_many_words(web: Web, passage: str) -> None:
+    texts = [
+        f"First it says: {passage} So it was.",
+        f"Second, {passage.upper().replace(' ', '  ')}\nThen it ends otherwise.",
+        f"Third.\n\n{passage}\n\nIn between.\n\n{passage}",
+        f"Fourth: {passage[: len(passage) // 8]} and not more.",
+        f"{passage} {passage}",
+    ]
+    kept = [texts[0], "Second, Then it ends otherwise.", "Third.\n\nIn between.", texts[3]]
+    rows = [{"id": f"doc-{i}", "text": text, "url": ""} for i, text in enumerate(texts)]
+    web = _source(web, rows).with_(transforms=(_PASSAGES,), min_doc_tokens=1)
+    web.prep()
+    assert _found(web) == _expected([rows[i] | {"text": text} for i, text in enumerate(kept)])
+
+
+def _without_passages(rows: Rows) -> Rows:
+    """Plainly: remember each run of words, then leave out words of runs that an earlier row has."""
+    first: dict[tuple[str, ...], int] = {}
+    kept = []
+    for number, row in enumerate(rows):
+        words = row["text"].split()
+        is_left_out = [False] * len(words)
+        for i in range(len(words) - _LEAST_WORDS + 1):
+            run = tuple(words[i : i + _LEAST_WORDS])
+            if first.setdefault(run, number) != number:
+                is_left_out[i : i + _LEAST_WORDS] = [True] * _LEAST_WORDS
+        text = " ".join(word for word, goes in zip(words, is_left_out) if not goes)
+        kept.append(row | {"text": text})
+    return kept
+
+
+def test_passages_are_those_of_a_search_of_all_runs_of_words(web: Web) -> None:
+    rng = random.Random(2)
+    known = [[f"w{rng.randrange(10**6)}" for _ in range(rng.randrange(5, 30))] for _ in range(30)]
+    rows = []
+    for i in range(120):
+        words = [word for one in rng.choices(known, k=rng.randrange(4)) for word in one]
+        words += [f"x{rng.randrange(9)}" for _ in range(rng.randrange(3, 20))]
+        rows.append({"id": f"doc-{i}", "text": " ".join([f"page{i}", *words]), "url": ""})
+    web = _source(web, rows).with_(transforms=(_PASSAGES,), min_doc_tokens=1)
+    web.prep()
+    plain = _without_passages(rows)
+    assert _found(web) == _expected(plain)
+    assert sum(a != b for a, b in zip(rows, plain)) > 30
+
+
+TABLES: list[tuple[TransformTable, ...]] = [
+    (_BY_SITE, _PARAGRAPHS),
+    (_PARAGRAPHS, _OF_SOURCE),
+    (_PASSAGES,),
+]
+
+
+@pytest.mark.parametrize("tables", TABLES, ids=["site", "source", "passages"])
 def test_bytes_do_not_depend_on_workers_blocks_and_parts(
     web: Web, rows: Rows, tmp_path: Path, tables: tuple[TransformTable, ...], monkeypatch: Any
 ) -> None:
@@ -174,11 +236,12 @@ def test_bytes_do_not_depend_on_workers_blocks_and_parts(
     assert _fresh(web, tmp_path / "blocks") == web.digest()
 
 
+@pytest.mark.parametrize("last", [_PARAGRAPHS, _PASSAGES], ids=["paragraphs", "passages"])
 @pytest.mark.parametrize("columns", [("url",), ()], ids=["columns", "lines"])
 def test_after_changes_the_bytes_are_those_of_a_fresh_run(
-    web: Web, rows: Rows, tmp_path: Path, columns: tuple[str, ...]
+    web: Web, rows: Rows, tmp_path: Path, columns: tuple[str, ...], last: TransformTable
 ) -> None:
-    tables = (_BY_SITE if columns else _OF_SOURCE, _PARAGRAPHS)
+    tables = (_BY_SITE if columns else _OF_SOURCE, last)
     rng = random.Random(11)
     for step in range(4):
         web = _source(web, rows, columns).with_(transforms=tables)

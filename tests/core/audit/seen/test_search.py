@@ -12,10 +12,10 @@ from nmoe_core.audit.seen.answer import checked
 from nmoe_core.audit.seen.index_files import Part
 from nmoe_core.audit.seen.search import Sentence
 from nmoe_core.audit.seen.spellings import Spellings
-from nmoe_core.audit.seen.suffixes import is_in_order, parts, suffix_array
 from nmoe_core.base.settings import TokenizerSettings
 from nmoe_core.config.tree import Tree
 from nmoe_core.shards.documents import ShardFile
+from nmoe_core.shards.suffixes import is_in_order, parts, suffix_array
 from nmoe_core.text.tokenizer import Tokenizer, load_tokenizer
 from tests.refusals import refused
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from loader import load_manifest, open_loader
-from nmoe_core.audit.seen import suffixes
 from nmoe_core.audit.seen.answer import Index, answer
 from nmoe_core.audit.seen.index_files import index_shard
 from nmoe_core.audit.seen.places import Spans, occurrences
@@ -20,6 +19,7 @@ from nmoe_core.base.docid import parse_doc_id
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
+from nmoe_core.shards import suffixes
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.tasks.checks import check_seen
 from nmoe_core.tasks.curate import curate_shards, make_plan

@@ -24,7 +24,7 @@ def load_sorter() -> Any:
         return importlib.import_module("pydivsufsort")
     except ImportError as error:
         raise ConfigError(
-            f"the index of `nmoe seen` needs the package `{error.name}`",
+            f"sorting suffixes of tokens needs the package `{error.name}`",
             do="pip install 'nmoe-data[seen]'",
             code="E-CONFIG-EXTRA",
         ) from error

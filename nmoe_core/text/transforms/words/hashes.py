@@ -24,6 +24,8 @@ from nmoe_core.text.transforms.code_points import (
     mix,
 )
 
+BASE = np.uint64(0x9E3779B97F4A7C15)
+"""Factor of the hashes of windows."""
 _WORD = WORD << CODE_BITS
 _ALONE = ALONE << CODE_BITS
 
@@ -37,13 +39,15 @@ class Words(NamedTuple):
     """int64 `[num_texts + 1]`: words of text `i` are `bounds[i]` to `bounds[i + 1]`."""
 
 
-def words(texts: pa.Array) -> Words:
-    """Hash the words of each text."""
+def words(texts: pa.Array, starts: np.ndarray | None = None) -> Words:
+    """Hash the words of each text. If `starts`, int64 with a place for each byte of the texts, is
+    given, it receives the place of each word in these bytes."""
     payload, offsets = utf8(texts)
     # A word has at least one byte, so this size suffices; unused pages of the array take no memory.
     hashes = np.empty(len(payload), np.uint64)
     bounds = np.zeros(len(offsets), np.int64)
-    _hash_words(payload, offsets, code_points(), hashes, bounds)
+    starts = np.empty(0, np.int64) if starts is None else starts
+    _hash_words(payload, offsets, code_points(), (hashes, starts), bounds)
     return Words(hashes[: bounds[-1]], bounds)
 
 
@@ -57,8 +61,9 @@ def utf8(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 @njit(cache=True)
-def _hash_words(payload, offsets, table, hashes, bounds):
+def _hash_words(payload, offsets, table, found, bounds):
     """FNV-1a over lower-case code points, mixed at the end of each word."""
+    hashes, starts = found
     count = 0
     for text in range(len(offsets) - 1):
         i = offsets[text]
@@ -66,6 +71,7 @@ def _hash_words(payload, offsets, table, hashes, bounds):
         h = SEED
         is_open = False
         while i < end:
+            start = i
             code, i = decode(payload, i)
             entry = table[code]
             if entry & _WORD:
@@ -73,6 +79,9 @@ def _hash_words(payload, offsets, table, hashes, bounds):
                     hashes[count] = mix(h)
                     count += 1
                     h = SEED
+                    is_open = False
+                if not is_open and len(starts):
+                    starts[count] = start
                 h = (h ^ np.uint64(entry & CODE_MASK)) * PRIME
                 is_open = True
                 if not entry & _ALONE:
@@ -86,3 +95,16 @@ def _hash_words(payload, offsets, table, hashes, bounds):
             hashes[count] = mix(h)
             count += 1
         bounds[text + 1] = count
+
+
+@njit(cache=True)
+def windows(hashes, size):
+    """The hash of the window of `size` words that starts at each word; the last entries are
+    unused."""
+    found = np.zeros(len(hashes), np.uint64)
+    for i in range(len(hashes) - size + 1):
+        h = np.uint64(0)
+        for k in range(size):
+            h = h * BASE + hashes[i + k]
+        found[i] = mix(h)
+    return found

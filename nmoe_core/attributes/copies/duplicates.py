@@ -31,8 +31,8 @@ import pyarrow.compute as pc
 
 from nmoe_core.attributes.attribute import lengths_of
 from nmoe_core.attributes.columns import NUM_COPIES, SCHEMAS
+from nmoe_core.attributes.copies.decide import EXACT, decide, mark, marked, sharing
 from nmoe_core.attributes.kernels.bloom import bloom
-from nmoe_core.attributes.kernels.copies import EXACT, decide, mark, marked, sharing
 from nmoe_core.attributes.minhash import NUM_HASHES, band_keys, bands, jaccard, rows_of
 from nmoe_core.attributes.shared import Before, ShardRows
 
@@ -40,6 +40,8 @@ SCHEMA = SCHEMAS["duplicates"]
 JACCARD = 0.7
 MAX_VISITS = 128  # maximum number of kept documents to compare one document with
 CONTAINED_JACCARD = 0.4  # minimum similarity of a text and its part for containment to be detected
+PASSAGES = ("repeated_share", "repeated_of", "repeated_of_share")
+"""Columns that `copies.passages` fills."""
 _NAMES = ("exact_of", "near_of", "contained_in")
 _KEPT, _EXACT, _NEAR, _PART = range(4)
 _BITS_PER_KEY = 16
@@ -262,19 +264,18 @@ def _ordered(
     """Candidates sorted by (source priority, length descending, ingest id, number), and the buckets
     of each."""
     unique, places = np.unique(documents, return_inverse=True)
-    sources = sorted({shard.source for shard in shards} - set(priority))
-    ranks = {source: i for i, source in enumerate([*priority, *sources])}
+    source_ranks = _source_ranks(shards, priority)
     rank = []
     ids = []
     names = []
     sketches = []
     digests = []
     lengths = []
-    for shard, rows in _by_shard(shards, unique):
+    for shard, rows in by_shard(shards, unique):
         if not len(rows):
             continue
         chosen = shard.ingest_ids(rows)
-        rank.append(np.full(len(rows), ranks[shard.source]))
+        rank.append(np.full(len(rows), source_ranks[shard.source]))
         ids.append(pa.array(chosen, pa.string()))
         names += [f"{shard.source}//{name}" for name in chosen]
         sketches.append(shard.sketches(rows))
@@ -288,10 +289,8 @@ def _ordered(
         bounds = np.zeros(1, np.int64)
         return _Candidates(none, pa.array([], pa.string()), *rows, none, bounds, none)
     size = np.concatenate(lengths)
-    columns = [np.concatenate(rank), -size, pa.chunked_array(ids), unique]
-    table = pa.table(columns, names=["rank", "longest", "id", "document"])
-    ordered = table.sort_by([(name, "ascending") for name in table.column_names])
-    order = np.searchsorted(unique, ordered["document"].to_numpy())
+    ordered = _in_order(np.concatenate(rank), size, pa.chunked_array(ids), unique)
+    order = np.searchsorted(unique, ordered)
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
     places = position[places]
@@ -308,7 +307,44 @@ def _ordered(
     )
 
 
-def _by_shard(shards: Sequence[Shard], documents: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
+def _source_ranks(shards: Sequence[Shard], priority: Sequence[str]) -> dict[str, int]:
+    sources = sorted({shard.source for shard in shards} - set(priority))
+    return {source: i for i, source in enumerate([*priority, *sources])}
+
+
+def _in_order(
+    rank: np.ndarray, size: np.ndarray, ids: pa.ChunkedArray, documents: np.ndarray
+) -> np.ndarray:
+    """The numbers of documents, in the order of decision."""
+    table = pa.table([rank, -size, ids, documents], names=["rank", "longest", "id", "document"])
+    ordered = table.sort_by([(name, "ascending") for name in table.column_names])
+    return ordered["document"].to_numpy()
+
+
+def ranks(
+    shards: Sequence[Shard], tables: Sequence[pa.Table], priority: Sequence[str]
+) -> np.ndarray:
+    """The place of each kept document in the order of decision, -1 for others: int64 over all
+    shards. Memory: about 100 bytes per document."""
+    source_ranks = _source_ranks(shards, priority)
+    rank = [np.zeros(0, np.int64)]
+    sizes = [np.zeros(0, np.int64)]
+    ids = [pa.array([], pa.string())]
+    for shard in shards:
+        rows = np.arange(len(shard.keys))
+        rank.append(np.full(len(rows), source_ranks[shard.source]))
+        sizes.append(np.zeros(len(rows), np.int64) if shard.lengths is None else shard.lengths)
+        ids.append(pa.array(shard.ingest_ids(rows), pa.string()))
+    is_kept = np.concatenate([np.zeros(0, bool), *(t["is_survivor"].to_numpy() for t in tables)])
+    numbers = np.arange(len(is_kept))
+    columns = np.concatenate(rank), np.concatenate(sizes), pa.chunked_array(ids), numbers
+    ordered = _in_order(*columns)
+    found = np.empty(len(numbers), np.int64)
+    found[ordered] = numbers
+    return np.where(is_kept, found, -1)
+
+
+def by_shard(shards: Sequence[Shard], documents: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
     """Split ascending document numbers into rows per shard."""
     ends = np.cumsum([len(shard.keys) for shard in shards])
     cuts = np.searchsorted(documents, ends).tolist()
@@ -333,7 +369,7 @@ def _tables(
     similarity = pa.array(np.asarray(jaccard(equal[named]), np.float32))
     containment = pa.array(share[named].astype(np.float32))
     first = 0
-    for shard, rows in _by_shard(shards, candidates.documents[named]):
+    for shard, rows in by_shard(shards, candidates.documents[named]):
         numbers = np.full(len(shard.keys), -1)
         kind = np.zeros(len(shard.keys), np.int64)
         numbers[rows] = np.arange(first, first + len(rows))
@@ -342,7 +378,8 @@ def _tables(
         exact, near, part = (pa.array(numbers, mask=kind != k) for k in (_EXACT, _NEAR, _PART))
         columns = [pa.array(np.isin(kind, (_KEPT, _PART))), names.take(exact), names.take(near)]
         of_parts = names.take(part), containment.take(part)
-        yield pa.table([*columns, similarity.take(near), *of_parts], schema=SCHEMA)
+        passages = (pa.nulls(len(kind), SCHEMA.field(name).type) for name in PASSAGES)
+        yield pa.table([*columns, similarity.take(near), *of_parts, *passages], schema=SCHEMA)
 
 
 def _was_kept(shard: Shard, table: pa.Table | None) -> np.ndarray:

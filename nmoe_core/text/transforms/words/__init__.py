@@ -1,0 +1,1 @@
+"""Words of texts as hashes, and the transform that removes passages of equal words."""
