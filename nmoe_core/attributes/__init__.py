@@ -2,7 +2,7 @@
 
 _NAMES = ("contamination", "duplicates", "language", "pii", "signals", "signatures")
 _NAMES += ("perplexity", "embedding")
-CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "select")} | {
+CODES = {name: f"{name}/1" for name in (*_NAMES, "join", "function", "select")} | {
     **{name: f"{name}/2" for name in ("contamination", "pii", "signals")},
     **{name: f"{name}/3" for name in ("duplicates", "language", "signatures")},
 }
