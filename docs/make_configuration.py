@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from nmoe_core.base.strict import nested_model, nested_models
 from nmoe_core.config.run import RunConfig
-from nmoe_core.config.schema import Key, keys_of, run_keys
+from nmoe_core.config.schema import OTHER, Key, keys_of, run_keys
 from nmoe_core.config.tables import IS_LOCAL
 
 HEAD = """# Configuration
@@ -63,6 +63,8 @@ def _tables(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, typ
         elif inner and get_origin(field.annotation) is not dict:
             yield prefix + name, inner
             yield from _tables(inner, f"{prefix}{name}.")
+            if (other := getattr(inner, "others", None)) is not None:
+                yield f"{prefix}{name}.{OTHER}", other
 
 
 def _entries(keys: Iterator[Key]) -> str:

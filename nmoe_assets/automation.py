@@ -48,7 +48,7 @@ _ENDED = (_SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 
 def mode_of(run: Run, name: str) -> str:
     """The mode of `[automation]` for assets of a name: `off`, `follow` or `make`."""
-    kind = "curate" if name in run.config.attributes.files else _KINDS.get(name)
+    kind = "curate" if name in run.config.attributes.own else _KINDS.get(name)
     if name == run.config.calibration.target_by:  # thresholds need the attribute `language`
         kind = "prep"
     return "off" if kind is None else getattr(run.config.automation, kind)

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,16 +47,17 @@ from nmoe_core.shards.attribute_file import (
     stale,
     write_attribute,
 )
+from nmoe_core.shards.columns import column_values
 from nmoe_core.shards.documents import ShardFile, require_undamaged, shard_files
-from nmoe_core.shards.manifest import documents_digest
+from nmoe_core.shards.drift import drift
+from nmoe_core.shards.manifest import column_files, documents_digest
 from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _BATCH_TOKENS = 2**20
 PART_TOKENS = 2**16
-# Bins of a column, to measure its drift.
-_NUM_PARTS = 10
-_NUM_TEXTS = 20
+INPUT = "input_sha256"
+"""Column with the digest of a document's text and of the values that a function read, as hex."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class Attribute:
         reads_tokens: `compute` takes a list of the documents' token ids (without EOS) instead of
             texts, and a function to call with the number of documents as they are finished. Its
             rows are kept in parts.
+        reads_columns: `compute` takes, beside texts, a list of the documents' ids and the values of
+            these passthrough columns by name; None: it takes texts alone. Its rows are kept in
+            parts. If it reads a column, a row has `INPUT`, and is reused if this is equal.
     """
 
     name: str
@@ -80,6 +84,18 @@ class Attribute:
     compute: Callable[..., pa.Table]
     facts: Mapping[str, int] = field(default_factory=dict)
     reads_tokens: bool = False
+    reads_columns: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        """The column whose values decide which rows are reused."""
+        return INPUT if self.reads_columns else "text_sha256"
+
+    def made_from(self, manifest: Manifest) -> Fingerprints:
+        """Fingerprints of the file of a shard."""
+        digest = sha256_json([*column_files(manifest).values()])
+        read = {"read": digest} if self.reads_columns else {}
+        return {"documents": documents_digest(manifest), **read, **self.made_with}
 
 
 class ShardDocuments(NamedTuple):
@@ -118,7 +134,7 @@ def make_attribute(shard: ShardPaths, attribute: Attribute, chosen: TokenizerSet
     """
     path = shard.attribute(attribute.name)
     manifest = load_manifest(shard.manifest)
-    made_from = {"documents": documents_digest(manifest), **attribute.made_with}
+    made_from = attribute.made_from(manifest)
     computed = 0
     with writing_if(lambda: not is_attribute_current(path, made_from), path) as changed:
         if changed:
@@ -192,62 +208,6 @@ def _drift_path(path: Path) -> Path:
     return path.with_suffix(".drift.json")
 
 
-def drift(old: pa.Table, new: pa.Table) -> dict[str, float]:
-    """Drift of each column of numbers, booleans or texts that both tables have: the share of values
-    that moved to another bin, which is half the sum of absolute differences between bin shares.
-    Bins are deciles of the old numbers, or the 20 most common old texts and one bin for the rest;
-    nulls are one more bin. The share that other documents of the same distribution would move is
-    subtracted."""
-    found = {}
-    for name in old.column_names:
-        if name in new.column_names and old.num_rows and new.num_rows:
-            both = [table.column(name).combine_chunks() for table in (old, new)]
-            if both[0].type == both[1].type and (parts := _parts(both[0])) is not None:
-                shares = [_shares(values, parts) for values in both]
-                moved = float(np.abs(shares[0] - shares[1]).sum() / 2)
-                found[name] = max(0.0, moved - _by_chance(shares, old.num_rows, new.num_rows))
-    return found
-
-
-def _by_chance(shares: Sequence[np.ndarray], num_old: int, num_new: int) -> float:
-    """The drift to expect between independent samples of one distribution, and three standard
-    deviations of it: bins differ by normal deviates, whose mean size is sqrt(2 / pi)."""
-    pooled = (shares[0] * num_old + shares[1] * num_new) / (num_old + num_new)
-    variances = pooled * (1 - pooled) * (1 / num_old + 1 / num_new)
-    expected = np.sqrt(2 / np.pi) * np.sqrt(variances).sum() / 2
-    return float(expected + 3 * np.sqrt((1 - 2 / np.pi) * variances.sum()) / 2)
-
-
-def _parts(old: pa.Array) -> np.ndarray | pa.Array | None:
-    """Lower edges of the bins of numbers, or the common texts; None for other types."""
-    kind = old.type
-    values = old.drop_null()
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        texts, counts = values.value_counts().flatten()
-        order = np.argsort(-counts.to_numpy(), kind="stable")[:_NUM_TEXTS]
-        return texts.take(pa.array(order))
-    if pa.types.is_boolean(kind):
-        return np.array([0.0, 1.0])
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        ranked = np.sort(values.to_numpy(zero_copy_only=False).astype(np.float64))
-        places = np.linspace(0, len(ranked), _NUM_PARTS, endpoint=False).astype(np.int64)
-        return np.unique(ranked[places]) if len(ranked) else np.array([0.0])
-    return None
-
-
-def _shares(values: pa.Array, parts: np.ndarray | pa.Array) -> np.ndarray:
-    """Share of each bin, then of values outside all bins, then of nulls."""
-    known = values.drop_null()
-    if isinstance(parts, pa.Array):
-        places = pc.call_function("index_in", [known], pc.SetLookupOptions(value_set=parts))
-        numbers = places.fill_null(-1).to_numpy() + 1
-    else:
-        floats = known.to_numpy(zero_copy_only=False).astype(np.float64)
-        numbers = np.searchsorted(parts, floats, side="right")
-    counts = np.bincount(numbers, minlength=len(parts) + 1)
-    return np.append(counts, values.null_count) / len(values)
-
-
 def check_attribute(shard: ShardPaths, name: str) -> int:
     """Check that an attribute file has the documents of its shard, in order; return their number.
     Raises FormatError if the file has other documents (E-ATTRIBUTE-STALE), or its rows have changed
@@ -316,11 +276,19 @@ class _Rows:
         self._parts = parts
         self._known = known if known is not None and known.num_rows else None
         count = len(opened.documents.doc_ids)
+        self._columns: dict[str, list[Any]] = {}
+        self._inputs: Sequence[str] = opened.documents.text_sha256
+        if attribute.reads_columns:
+            self._columns = column_values(opened.manifest, attribute.reads_columns)
+            values = zip(self._inputs, *self._columns.values())
+            self._inputs = [sha256_json(list(row)) for row in values]
         self._places = np.zeros(count, np.int64)
         self.is_new = np.ones(count, np.bool_)
         if self._known is not None:
-            hashes = pa.array(map(bytes.fromhex, opened.documents.text_sha256), pa.binary(32))
-            found = positions(hashes, self._known.column("text_sha256"))
+            keys = pa.array(self._inputs, pa.string())
+            if attribute.key == "text_sha256":
+                keys = pa.array(map(bytes.fromhex, self._inputs), pa.binary(32))
+            found = positions(keys, self._known.column(attribute.key))
             self._places = found.fill_null(0).to_numpy()
             lengths = lengths_of(self._known.column("doc_id").combine_chunks())
             self.is_new = found.is_null().to_numpy(zero_copy_only=False)
@@ -331,7 +299,8 @@ class _Rows:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows of all documents, in order."""
-        size = PART_TOKENS if self._attribute.reads_tokens else _BATCH_TOKENS
+        is_kept = self._attribute.reads_tokens or self._attribute.reads_columns is not None
+        size = PART_TOKENS if is_kept else _BATCH_TOKENS
         first = 0
         for file in self._opened.files:
             for spans in _cut(file.spans, size):
@@ -345,8 +314,8 @@ class _Rows:
         parts = []
         order = np.empty(len(spans), np.int64)
         if is_new.any():
-            digests = np.array(self._opened.documents.text_sha256[documents])[is_new].tolist()
-            rows = self._computed(file, spans[is_new], digests)
+            places = np.flatnonzero(is_new) + documents.start
+            rows = self._computed(file, spans[is_new], places.tolist())
             parts.append(rows.select(schema.names).cast(schema))
             order[is_new] = np.arange(is_new.sum())
         if self._known is not None and not is_new.all():
@@ -355,14 +324,27 @@ class _Rows:
             order[~is_new] = int(is_new.sum()) + np.arange(len(places))
         return pa.concat_tables(parts).take(order) if len(parts) > 1 else parts[0]
 
-    def _computed(self, file: ShardFile, spans: np.ndarray, digests: list[str]) -> pa.Table:
+    def _computed(self, file: ShardFile, spans: np.ndarray, places: list[int]) -> pa.Table:
+        """The rows of documents, given by their places in the shard."""
         compute = self._attribute.compute
-        if not self._attribute.reads_tokens:
+        if not self._attribute.reads_tokens and self._attribute.reads_columns is None:
             return compute(decode_documents(self._tokenizer, file.tokens, spans))
-        tokens = [file.tokens[start : end - 1] for start, end in spans.tolist()]
+        inputs = [self._inputs[i] for i in places]
         lengths = np.diff(spans, axis=1).ravel().tolist()
-        keys = [f"{digest} {length}" for digest, length in zip(digests, lengths)]
-        return self._parts.rows(keys, lambda: compute(tokens, self._meter.add))
+        keys = [f"{digest} {length}" for digest, length in zip(inputs, lengths)]
+
+        def rows() -> pa.Table:
+            if self._attribute.reads_tokens:
+                tokens = [file.tokens[start : end - 1] for start, end in spans.tolist()]
+                return compute(tokens, self._meter.add)
+            texts = decode_documents(self._tokenizer, file.tokens, spans)
+            ids = [str(self._opened.documents.doc_ids[i]) for i in places]
+            columns = {name: [of[i] for i in places] for name, of in self._columns.items()}
+            table = compute(texts, ids, columns)
+            self._meter.add(len(ids))
+            return table.append_column(INPUT, pa.array(inputs, pa.string())) if columns else table
+
+        return self._parts.rows(keys, rows)
 
 
 def lengths_of(doc_ids: pa.Array) -> np.ndarray:
@@ -377,7 +359,7 @@ def _known(path: Path, old: Footer | None, attribute: Attribute) -> pa.Table | N
     """The rows of an earlier file, if the same code made it with the same settings."""
     if old is None:
         return None
-    made_with = {k: v for k, v in old.fingerprints.items() if k != "documents"}
+    made_with = {k: v for k, v in old.fingerprints.items() if k not in ("documents", "read")}
     return read_attribute(path) if made_with == attribute.made_with else None
 
 

@@ -60,6 +60,12 @@ class CurationError(NmoeError):
     code = "E-CURATION"
 
 
+class FunctionError(NmoeError):
+    """A function of the user's own failed, exceeded a limit, or is no function of one document."""
+
+    code = "E-FUNCTION"
+
+
 class LockedError(NmoeError):
     """Another process is writing the same output."""
 

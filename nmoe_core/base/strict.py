@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import InitErrorDetails
 
 from loader.errors import without_credentials
 from nmoe_core.base.errors import ConfigError
@@ -51,6 +52,16 @@ def refusing(model: type[BaseModel], where: object) -> Iterator[None]:
     raise ConfigError(what, where=where, found=found if key else None, code=code) from None
 
 
+def unknown_keys(model: type[BaseModel], found: dict[str, Any]) -> None:
+    """Refuse keys of a table, from a validator of the table, like those that it does not have."""
+    errors = [
+        InitErrorDetails(type="extra_forbidden", loc=(key,), input=value)
+        for key, value in found.items()
+    ]
+    if errors:
+        raise ValidationError.from_exception_data(model.__name__, errors)
+
+
 def with_tuples(value: Any) -> Any:
     """The value with lists turned into tuples, since frozen tables hold tuples."""
     if isinstance(value, dict):
@@ -68,6 +79,8 @@ def _known_keys(model: type[BaseModel], loc: tuple[int | str, ...]) -> set[str]:
             kinds = nested_models(info.annotation)
         elif tagged := [kind for kind in kinds if _tag(kind) == part]:
             (model,) = tagged  # one of several kinds of table, told apart by their key `kind`
+        elif info is None:
+            model = getattr(model, "others", model)
     return set(model.model_fields) | getattr(model, "also_known", frozenset())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from nmoe_core.base.strict import StrictModel
+from nmoe_core.base.strict import StrictModel, unknown_keys
+from nmoe_core.config.functions import FunctionTable
 from nmoe_core.config.tables import PathText
 
 KEYS = ("doc_id", "text_sha256")  # columns that every attribute file has
@@ -113,22 +115,49 @@ class EmbeddingTable(StrictModel):
     """Maximum tokens of a document that the backbone reads."""
 
 
+_OWN_NAME = r"^[a-z][a-z0-9_]*$"
+
+
 class AttributesTable(StrictModel):
     """`[attributes]`: what is recorded per document besides its tokens."""
+
+    # Other tables, which must have the key `function`, are attributes by functions of your own.
+    others: ClassVar = FunctionTable
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, FunctionTable]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     columns: ColumnNames = ()
     """Fields of the sources to store with the documents, such as url or meta.lang."""
     use: tuple[_Name, ...] = ()
     """Attributes to record."""
-    files: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], PathText] = Field(
-        default_factory=dict
-    )
+    files: dict[Annotated[str, Field(pattern=_OWN_NAME)], PathText] = Field(default_factory=dict)
     """Your own attributes: Parquet files, or globs, with a column doc_id or text_sha256."""
     perplexity: PerplexityTable = PerplexityTable()
     embedding: EmbeddingTable = EmbeddingTable()
 
+    @property
+    def functions(self) -> dict[str, FunctionTable]:
+        """The attributes by functions of your own."""
+        return self.__pydantic_extra__
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names of all attributes of your own."""
+        return (*self.files, *self.functions)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others_are_functions(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            others = values.keys() - cls.model_fields.keys()
+            is_own = {k: isinstance(values[k], dict) and "function" in values[k] for k in others}
+            unknown_keys(cls, {name: values[name] for name in sorted(others) if not is_own[name]})
+        return values
+
     @model_validator(mode="after")
     def _names_are_free(self) -> AttributesTable:
-        if taken := sorted(RESERVED.intersection(self.files)):
+        taken = [name for name in self.own if name in RESERVED or self.own.count(name) > 1]
+        taken += [name for name in self.functions if not re.match(_OWN_NAME, name)]
+        if taken:
             raise ValueError(f"an attribute of your own cannot be called {taken[0]!r}")
         return self

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -20,6 +21,10 @@ from nmoe_core.base.strict import nested_model
 from nmoe_core.config.renamed import current_name
 from nmoe_core.config.run import LOADER_DEFAULTS, RunConfig
 from nmoe_core.config.tables import IS_LOCAL
+
+OTHER = "NAME"
+"""Stands for the names of tables that the user chooses."""
+_OF_OTHER = re.compile(r"^attributes\.[^.]+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +103,13 @@ def setting(text: str) -> tuple[str, Any]:
     name = current_name(name)
     if name in keys:
         return name, keys[name].typed(value)
-    table = keys.get(name.rpartition(".")[0])  # a table whose keys the user chooses
+    known = _OF_OTHER.sub(f"attributes.{OTHER}.", name)
+    if known in keys:
+        return name, keys[known].typed(value)
+    table = keys.get(known.rpartition(".")[0])  # a table whose keys the user chooses
     free = [key.name for key in keys.values() if key.annotation == dict[str, Any]]
     # tables inside a table whose keys the user chooses
-    if name.startswith(tuple(f"{above}." for above in free)):
+    if known.startswith(tuple(f"{above}." for above in free)):
         return name, Key(name, Any, None, "", False).typed(value)
     if table is None or get_origin(table.annotation) is not dict:
         return name, value
@@ -138,6 +146,8 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
         is_path = IS_LOCAL in (*marks, *field.metadata)
         default = field.get_default(call_default_factory=True)
         yield Key(prefix + name, annotation, default, _text_below(model, name), is_path)
+    if (other := getattr(model, "others", None)) is not None:
+        yield from keys_of(other, f"{prefix}{OTHER}.")
 
 
 def _text_below(model: type, name: str) -> str:

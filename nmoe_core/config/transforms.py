@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from nmoe_core.base.strict import StrictModel
+from nmoe_core.config.functions import FunctionKeys
 
 # How a transform is applied does not change the text: these keys are no part of its identity.
 _NOT_IN_TEXT = ("sources", "presets")
@@ -22,9 +24,13 @@ class _Transform(StrictModel):
     file is neither curated, exported nor published."""
 
     @property
-    def packages(self) -> tuple[str, ...]:
+    def libraries(self) -> tuple[str, ...]:
         """Packages whose versions may change the text, beside those that are always installed."""
         return ()
+
+    def at(self, base: Path) -> Self:
+        """The same with its paths resolved against a directory."""
+        return self
 
     def identity(self) -> dict[str, Any]:
         """The values that decide what is changed and recorded."""
@@ -73,7 +79,7 @@ class RedactTable(_Transform):
     cards."""
 
     @property
-    def packages(self) -> tuple[str, ...]:
+    def libraries(self) -> tuple[str, ...]:
         return ("phonenumbers",) if "phone" in self.kinds else ()
 
 
@@ -87,7 +93,7 @@ class FixTextTable(_Transform):
     """Replace HTML entities, such as `&amp;`, in texts without `<`."""
 
     @property
-    def packages(self) -> tuple[str, ...]:
+    def libraries(self) -> tuple[str, ...]:
         return ("ftfy",)
 
 
@@ -221,6 +227,19 @@ class PassagesTable(_Transform):
         return True
 
 
+class OwnTable(FunctionKeys, _Transform):
+    """`[[transforms]] of kind function`: a change by a function of your own."""
+
+    kind: Literal["function"]
+
+    def identity(self) -> dict[str, Any]:
+        return {key: value for key, value in self.made_with.items() if key not in _NOT_IN_TEXT}
+
+    @property
+    def reads_columns(self) -> tuple[str, ...]:
+        return self.reads
+
+
 TransformTable = Annotated[
     Base64Table
     | RedactTable
@@ -228,6 +247,7 @@ TransformTable = Annotated[
     | LicenceHeaderTable
     | LinesTable
     | ParagraphsTable
-    | PassagesTable,
+    | PassagesTable
+    | OwnTable,
     Field(discriminator="kind"),
 ]

@@ -211,7 +211,8 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     prep = run.config.prep
     config = run.config
     is_train = split == "train"
-    transforms = transforms_of(config.transforms, source.name)
+    tables = transforms_of(config.transforms, source.name)
+    transforms = tuple(table.at(run.base) for table in tables)
     require_columns(transforms, source.spec.columns or (), source.name)
     shared: dict[str, Any] = {key: getattr(prep, key) for key in ShardKeys.model_fields}
     shared["num_shards"] = prep.num_shards if is_train else prep.num_valid_shards

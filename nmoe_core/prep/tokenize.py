@@ -169,13 +169,15 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         FormatError: The tokenizer returned ids that a shard must not contain (E-SHARD-DOCUMENT).
         SourceError: The block cannot be read.
     """
-    read = read_block(block, worker.rows, worker.known, worker.digests)
+    chain = worker.transforms
+    key_columns = () if chain is None else chain.key_columns
+    read = read_block(block, worker.rows, worker.known, worker.digests, key_columns)
     records = read.records
     columns = _columns(worker, records)
     is_wanted = columns.outcomes == KEPT
     wanted = np.flatnonzero(is_wanted)
     stored = _Stored(columns=[columns.take(~is_wanted)])
-    needed = [] if worker.transforms is None else worker.transforms.columns
+    needed = [] if chain is None else chain.columns
     for part, batch in read.batches(wanted, needed):
         _tokenize(worker, batch, columns.take(wanted[part]), wanted[part], stored)
     for i, reason in stored.failed.items():
@@ -300,7 +302,7 @@ def _tokenize(
     changed: dict[int, Changed] = {}
     if worker.transforms is not None:
         normal, encoded, changed = worker.transforms.apply(
-            raw._replace(texts=normal, payloads=encoded)
+            raw._replace(texts=normal, payloads=encoded, source=worker.settings.name)
         )
         columns.are_emptied[:] = [i in changed and not encoded[i] for i in range(len(encoded))]
     stored.num_text_bytes += sum(map(len, encoded))

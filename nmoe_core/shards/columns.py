@@ -8,12 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from loader.files.format import Manifest
 from loader.files.regular import regular
 from nmoe_core.base.atomic import atomic_file
+from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.shards.attribute_file import Documents, read_attribute, write_attribute
-from nmoe_core.shards.manifest import COLUMNS_NAME
+from nmoe_core.shards.manifest import COLUMNS_NAME, column_files
 from nmoe_core.shards.shard_file import seal_file
+from nmoe_core.sources.passthrough_columns import plain
 
 _EXAMPLE_CHARS = 40
 
@@ -63,6 +66,24 @@ def copy_columns(paths: Sequence[Path], ingest_ids: Iterator[str], out: Path) ->
             rows = read_attribute(path)
             ids = pa.array(islice(ingest_ids, rows.num_rows), pa.string())
             writer.write_table(rows.append_column("ingest_id", ids))
+
+
+def column_values(manifest: Manifest, names: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of passthrough columns of a shard's documents, by name. Raises ConfigError if the
+    source does not keep a column (E-CONFIG-KEY)."""
+    tables = [read_attribute(path) for path in column_files(manifest)]
+    known = {name for table in tables for name in table.column_names} - {*KEYS}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(
+            "a function reads a column that is not kept",
+            where=manifest.path.parent,
+            found=unknown[0],
+            expected=", ".join(sorted(known)) or "no columns",
+            do="add it to the columns of [attributes] or of the source",
+            code="E-CONFIG-KEY",
+        )
+    (table,) = tables
+    return {name: [*map(plain, table.column(name).to_pylist())] for name in names}
 
 
 def values_of(path: Path, number: int) -> dict[str, Any]:

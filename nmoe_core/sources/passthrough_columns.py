@@ -40,14 +40,20 @@ class Kept(NamedTuple):
 
         return self._replace(rows=self.rows.take(pa.array(numbers, pa.int64())))
 
-    def texts(self, name: str, numbers: Sequence[int]) -> list[str | None]:
-        """The values of a column in some rows; None for a value that is missing or no text."""
+    def values(self, name: str, numbers: Sequence[int]) -> list[Any]:
+        """The values of a column in some rows, see `plain`; None for a missing value."""
         if name not in self.rows.schema.names:
             return [None] * len(numbers)
         values = self.take(numbers).rows.column(name).to_pylist()
         if self.rows.schema.metadata == _AS_JSON:
-            values = [None if value is None else orjson.loads(value) for value in values]
-        return [value if isinstance(value, str) else None for value in values]
+            # Lists and objects stay JSON, as in the column that is stored.
+            values = [v if v is None or v[0] in "[{" else orjson.loads(v) for v in values]
+        return [*map(plain, values)]
+
+
+def plain(value: Any) -> Any:
+    """A text, a number, a boolean or None as it is; another value as text."""
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def json_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Kept:

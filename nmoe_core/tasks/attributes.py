@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nmoe_core.attributes.attribute import Attribute
-    from nmoe_core.attributes.joined import UserFiles
+    from nmoe_core.attributes.own.files import UserFiles
     from nmoe_core.attributes.shared import Corpus
     from nmoe_core.text.models import ModelIds
 
@@ -52,7 +52,7 @@ def attribute_names(run: Run) -> list[str]:
     table = run.config.attributes
     used = [name for name in table.use if name != "duplicates"]
     both = ["signatures", "duplicates"] if "duplicates" in table.use else []
-    return [*dict.fromkeys(used), *both, *table.files]
+    return [*dict.fromkeys(used), *both, *table.own]
 
 
 def shard_attribute_names(run: Run) -> list[str]:
@@ -72,7 +72,8 @@ def chosen_attributes(run: Run, only: Sequence[str] | None = None) -> list[str]:
             where=run.path,
             found=", ".join(unknown) or None,
             expected=f"of {', '.join(known)}" if known else None,
-            do="add the attribute to [attributes] use, or name its files in attributes.files",
+            do="add the attribute to [attributes] use, or name its files in attributes.files, or "
+            "its function in [attributes.NAME]",
         )
     wanted = set(known if only is None else only)
     if "duplicates" in wanted:
@@ -84,7 +85,7 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
     """Make the files of an attribute for shards of a source; current files are kept. Raises as
     `make_attribute`, `join_attribute` and `open_attribute`."""
     from nmoe_core.attributes.attribute import make_attribute
-    from nmoe_core.attributes.joined import join_attribute
+    from nmoe_core.attributes.own.files import join_attribute
 
     shards = {bucket: run.tree.shard(source, bucket) for bucket in sorted(buckets)}
     if name in run.config.attributes.files:
@@ -96,7 +97,7 @@ def make_attributes(name: str, run: Run, source: str, buckets: Iterable[int]) ->
 
 def user_files(run: Run, name: str) -> UserFiles:
     """The user's files of an attribute."""
-    from nmoe_core.attributes.joined import UserFiles
+    from nmoe_core.attributes.own.files import UserFiles
 
     pattern = run.config.attributes.files[name]
     return UserFiles(name, [Path(file.path) for file in find_files([pattern], run.base)])
@@ -105,7 +106,9 @@ def user_files(run: Run, name: str) -> UserFiles:
 def open_attribute(run: Run, name: str) -> Attribute:
     """Open an attribute that is computed from texts. Raises ConfigError if its package is not
     installed or contamination has no evaluation set, SourceError if a set cannot be read, and the
-    errors of `open_state_attribute`."""
+    errors of `own_attribute` and of `open_state_attribute`."""
+    if (table := run.config.attributes.functions.get(name)) is not None:
+        return _import("own.functions").own_attribute(name, table.at(run.base))
     from nmoe_core.attributes.attribute import Attribute
 
     if name in OF_BACKBONE:
@@ -291,6 +294,8 @@ def attribute_schema(run: Run, name: str) -> Any:
     """Columns of an attribute as an Arrow schema, also before the attribute is made; for an
     attribute from the user's files, the columns of the files. Raises as `open_attribute`, and
     FormatError if a file cannot be read."""
+    if (table := run.config.attributes.functions.get(name)) is not None:
+        return _import("own.functions").own_schema(table)
     if name in run.config.attributes.files:
         return user_files(run, name).schema
     for package in ("numba", "pyarrow"):

@@ -1,33 +1,50 @@
 """A process for untrusted input, which its parent ends after a time limit."""
 
+import os
+import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Pipe
 from typing import Any
 
 
+class _Session(subprocess.Popen[bytes]):
+    """A process that leads a session, so that the processes that it starts end with it."""
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
 class LimitedProcess:
     """A process that runs a module, which answers messages from a pipe. The file descriptor of the
-    pipe is the module's argument; the module limits its own memory.
+    pipe is the module's argument; the module limits its own memory. `environment` are all variables
+    of the process; None: those of this process.
 
     Attributes:
         process: The process.
-        close: Ends the process; garbage collection of this object does too.
+        close: Ends the process and all that it started; garbage collection of this object does too.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         self._pipe, its_end = Pipe()
         # -P: never import modules from the working directory, which may be hostile.
         command = [sys.executable, "-P", "-m", module, str(its_end.fileno())]
         nowhere = subprocess.DEVNULL
-        self.process = subprocess.Popen(
-            command, pass_fds=[its_end.fileno()], stdin=nowhere, stdout=nowhere, stderr=nowhere
+        self.process = _Session(
+            command,
+            pass_fds=[its_end.fileno()],
+            stdin=nowhere,
+            stdout=nowhere,
+            stderr=nowhere,
+            env=environment,
+            start_new_session=True,
         )
         its_end.close()
-        self.close = weakref.finalize(self, _end, self.process, self._pipe)
+        self.close = weakref.finalize(self, _end, self.process, self._pipe, os.getpid())
 
     def tell(self, message: Any) -> None:
         """Send a message that has no answer."""
@@ -47,7 +64,9 @@ class LimitedProcess:
         return answer
 
 
-def _end(process: subprocess.Popen[bytes], pipe: Any) -> None:
+def _end(process: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
     pipe.close()
+    if os.getpid() != owner:  # a fork of the owner, which has a copy of this object
+        return
     process.kill()
     process.wait()

@@ -4,8 +4,9 @@ A JSON line without passthrough columns is recognised by its bytes, without pars
 are recognised by id and raw text.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,18 +48,18 @@ class BlockRecords(NamedTuple):
     places: np.ndarray = np.zeros(0, np.int64)
     """int64: place of each record in `kept`."""
 
-    def column(self, name: str, numbers: Sequence[int]) -> list[str | None]:
-        """The texts of a passthrough column of some records; None for another value."""
+    def column(self, name: str, numbers: Sequence[int]) -> list[Any]:
+        """The values of a passthrough column of some records."""
         if self.kept is None:
             return [None] * len(numbers)
-        return self.kept.texts(name, self.places[list(numbers)].tolist())
+        return self.kept.values(name, self.places[list(numbers)].tolist())
 
-    def known_columns(self, names: Sequence[str]) -> dict[str, list[str | None]]:
-        """The texts of passthrough columns of the known records."""
+    def known_columns(self, names: Sequence[str]) -> dict[str, list[Any]]:
+        """The values of passthrough columns of the known records."""
         if self.kept is None:
             return {name: [] for name in names}
         known = np.delete(np.arange(self.kept.rows.num_rows), self.places).tolist()
-        return {name: self.kept.texts(name, known) for name in names}
+        return {name: self.kept.values(name, known) for name in names}
 
     def batches(
         self, wanted: np.ndarray, columns: Sequence[str] = ()
@@ -96,9 +97,10 @@ def read_block(
     rows: Rows,
     known: KnownDocuments | KnownKeys | None,
     digests: RecordDigests | None,
+    key_columns: Sequence[str] = (),
 ) -> BlockRecords:
-    """The records of a block that belong to the split and are not known. `digests` are part of
-    their keys."""
+    """The records of a block that belong to the split and are not known. `digests`, and the values
+    of the passthrough columns `key_columns`, are part of their keys."""
     if not rows.overlaps(block.start.row, block.end.row):
         return BlockRecords(RecordColumns(), np.zeros((0, 2), np.uint64))
     has_columns = bool(block.reading.kept)  # the values of columns exist only in parsed records
@@ -112,7 +114,10 @@ def read_block(
         records = [records[i] for i in wanted]
         kept = kept and kept.take(wanted)
     notes = (*_notes(block, records),)
-    keys = _record_keys(records)
+    read: list[list[Any]] = []
+    if kept is not None and key_columns:
+        read = [kept.values(name, range(len(records))) for name in key_columns]
+    keys = _record_keys(records, [*zip(*read)])
     row_numbers = np.array([record.row for record in records], np.int64)
     places = np.arange(len(records))
     if digests is not None:
@@ -177,9 +182,9 @@ def _known_lines(
     return LineMatch(*map(np.concatenate, zip(own, placed)))
 
 
-def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
-    """A key per record, made of its id and raw text; 0 for long texts and texts with replaced
-    bytes."""
+def _record_keys(records: list[Record | BadRecord], read: Sequence[tuple[Any, ...]]) -> np.ndarray:
+    """A key per record, made of its id and raw text, and of the values in `read` if it has any; 0
+    for long texts and texts with replaced bytes."""
     keys = np.zeros((len(records), 2), np.uint64)
     places: list[int] = []
     payloads: list[bytes] = []
@@ -187,7 +192,8 @@ def _record_keys(records: list[Record | BadRecord]) -> np.ndarray:
         # A record with replaced bytes must be counted, and a long text must not be copied again.
         if isinstance(record, BadRecord) or record.is_replaced or len(record.text) > BLOCK_BYTES:
             continue
-        text = f"{len(record.id)}:{record.id}{record.text}"
+        values = json.dumps(read[i]) if read else ""
+        text = f"{values}{len(record.id)}:{record.id}{record.text}"
         places.append(i)
         payloads.append(text.encode("utf-8", "surrogatepass"))
     keys[places] = line_keys(payloads)

@@ -121,7 +121,7 @@ def block_keys(worker: BlockTokenizer, job: _BlockJob) -> tuple[RecordKeys, int]
     known = None if job.kept is None else KnownKeys(job.kept, job.step)
     first = job.block.start.row
     digests = None if job.digests is None else RecordDigests(Path(), job.digests, first)
-    read = read_block(job.block, job.rows, known, digests)
+    read = read_block(job.block, job.rows, known, digests, chain.key_columns)
     zeros = np.zeros(0, np.int64)
     empty = RecordKeys(
         zeros, read.keys[:0], zeros.astype(np.uint64), zeros, zeros.astype(np.uint64)
@@ -135,7 +135,7 @@ def block_keys(worker: BlockTokenizer, job: _BlockJob) -> tuple[RecordKeys, int]
     wanted = np.array(readable, np.int64)
     for part, raw in read.batches(wanted, chain.columns):
         texts, payloads = normalize_batch(raw.texts)
-        batch = raw._replace(texts=texts, payloads=payloads)
+        batch = raw._replace(texts=texts, payloads=payloads, source=worker.settings.name)
         keys = chain.keys(batch, job.step)
         counts = np.bincount(keys.places, minlength=len(texts))
         rows = np.asarray(batch.rows, np.int64)

@@ -4,6 +4,7 @@ and attributes."""
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from loader.files.format import MANIFEST_NAME, load_manifest
 from nmoe_core.attributes import CODES
@@ -34,6 +35,9 @@ from nmoe_core.tasks.attributes import (
 from nmoe_core.tasks.graph import made_with, settings
 from nmoe_core.tasks.graph.differences import Look
 from nmoe_core.tasks.graph.looked import Reads, whole
+
+if TYPE_CHECKING:
+    from nmoe_core.attributes.attribute import Attribute
 
 
 class SplitLooks:
@@ -139,9 +143,15 @@ class AttributeLooks:
             self._now |= evaluations_made_with(run)
 
     @cached_property
+    def _opened(self) -> "Attribute | None":
+        """The attribute, if only it knows what it is made with."""
+        is_own = self._name in self._run.config.attributes.functions
+        is_opened = is_own or self._name in OF_BACKBONE
+        return open_attribute(self._run, self._name) if is_opened else None
+
+    @property
     def _made_with(self) -> Fingerprints:
-        is_of_backbone = self._name in OF_BACKBONE
-        return open_attribute(self._run, self._name).made_with if is_of_backbone else self._now
+        return self._now if self._opened is None else self._opened.made_with
 
     def reads(self, source: str) -> Reads:
         """What the states of the shards of a source depend on."""
@@ -155,16 +165,19 @@ class AttributeLooks:
         footer = find_footer(shard.attribute(self._name))
         then = None if footer is None else footer.fingerprints
         now = {"documents": digest_of(shard.manifest), **self._made_with}
+        if self._opened is not None and self._opened.reads_columns:
+            now = self._opened.made_from(load_manifest(shard.manifest))
         names = {"files": f"attributes.files.{self._name}", "dtype": "backbone.dtype"}
         names |= {name: f"contamination.{name}" for name in ("evaluations", "min_words")}
-        names |= {
-            name: f"attributes.{self._name}.{name}" for name in ("layers", "pooling", "max_tokens")
-        }
+        own = self._made_with if self._name in self._run.config.attributes.functions else ()
+        keys = ("layers", "pooling", "max_tokens", *own)
+        names |= {name: f"attributes.{self._name}.{name}" for name in keys if name != "code"}
         settings_then, settings_now = (
             {names[k]: value for k, value in (made or {}).items() if k in names}
             for made in (then, now)
         )
         inputs = {"documents": f"{shard.source}/shards", "backbone": "hydra/backbone"}
+        inputs["read"] = inputs["documents"]
         return Look(then, now, settings_then, settings_now, inputs)
 
 

@@ -9,10 +9,11 @@ content of files. Imports no torch, because loading definitions imports this mod
 import dataclasses
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from loader.errors import without_credentials
+from loader.errors import NmoeError, without_credentials
 from loader.plan.settings import PlanSettings
 from nmoe_core.attributes import CODES
 from nmoe_core.audit.seen import SEEN_CODE
@@ -228,22 +229,28 @@ def selection_keys(where: str | None, repeat: str | None) -> dict[str, Any]:
 
 def attribute(run: Run, name: str) -> MadeWith:
     """Settings of an attribute: its table with the digests of its evaluation files (these are not
-    assets), or the files that it joins."""
+    assets) or of its code and model, or the files that it joins."""
     config = run.config
     if (files := config.attributes.files.get(name)) is not None:
         return MadeWith(CODES["join"], {f"attributes.files.{name}": files})
+    if (table := config.attributes.functions.get(name)) is not None:
+        made_with: Settings = table.model_dump(mode="json")
+        with suppress(NmoeError):  # definitions must load; the task then raises the error
+            made_with = table.at(run.base).made_with
+        found = {f"attributes.{name}.{key}": value for key, value in made_with.items()}
+        return MadeWith(CODES["function"], found)
     if name == "contamination":
         sets = config.contamination.evaluations.items()
         read = {key: _revision(one, run.base) for key, one in sets}
         found = {"evaluations": read, "min_words": config.contamination.min_words}
         return MadeWith(CODES[name], {f"contamination.{key}": one for key, one in found.items()})
     if name == "duplicates":
-        table = config.duplicates.model_dump(mode="json")
-        return MadeWith(CODES[name], {f"duplicates.{key}": value for key, value in table.items()})
-    found: dict[str, Any] = {}
+        keys = config.duplicates.model_dump(mode="json")
+        return MadeWith(CODES[name], {f"duplicates.{key}": value for key, value in keys.items()})
+    found = {}
     if name in OF_BACKBONE:
-        table = getattr(config.attributes, name).model_dump(mode="json")
-        found = {f"attributes.{name}.{key}": value for key, value in table.items()}
+        recorded = getattr(config.attributes, name).model_dump(mode="json")
+        found = {f"attributes.{name}.{key}": value for key, value in recorded.items()}
         found["backbone.dtype"] = config.backbone.dtype
         found["backbone.moe_backend"] = expert_fingerprints(config.backbone.moe_backend)
     return MadeWith(CODES[name], found)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nmoe_core.text.transforms.edits import Edit
 
@@ -17,8 +17,9 @@ class Batch(NamedTuple):
     """Their ingest ids."""
     rows: Sequence[int] = ()
     """Row numbers of their records in the source."""
-    columns: Mapping[str, Sequence[str | None]] = MappingProxyType({})
-    """Values of the passthrough columns that transforms read; None for a value that is no text."""
+    columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
+    """Values of the passthrough columns that transforms read."""
+    source: str = ""
 
 
 class Transform(Protocol):

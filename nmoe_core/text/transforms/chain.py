@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from nmoe_core.base.compute.garbage import gc_paused
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.config.functions import package_versions
 from nmoe_core.config.transforms import TransformTable
 from nmoe_core.text.normalise import normalize_batch
 from nmoe_core.text.transforms.batch import Batch, Transform
@@ -55,6 +55,7 @@ KINDS = {
     "lines": Kind("lines/1", "lines.rules", "LineRules"),
     "paragraphs": Kind("paragraphs/1", "paragraphs", "Paragraphs"),
     "passages": Kind("passages/1", "words.passages", "Passages"),
+    "function": Kind("function/1", "function", "OwnTransform"),
 }
 
 
@@ -110,17 +111,8 @@ def identity(tables: Sequence[TransformTable]) -> list[dict[str, Any]]:
 
 
 def _packages(table: TransformTable) -> dict[str, Any]:
-    versions = {}
-    for package in table.packages:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError as error:
-            raise ConfigError(
-                f"the transform `{table.kind}` needs the package `{package}`",
-                where="transforms",
-                do="pip install 'nmoe-data[transforms]'",
-                code="E-CONFIG-EXTRA",
-            ) from error
+    user = f"the transform `{table.kind}`"
+    versions = package_versions(table.libraries, user, "pip install 'nmoe-data[transforms]'")
     return {"packages": versions} if versions else {}
 
 
@@ -139,6 +131,9 @@ class Chain:
             self._transforms.append(KINDS[table.kind].open(table, *keys))
         self.columns = sorted({name for table in tables for name in table.reads_columns})
         """Columns of the documents that the transforms read."""
+        of_one = (table for table in tables if not table.reads_corpus)
+        self.key_columns = sorted({name for table in of_one for name in table.reads_columns})
+        """Columns of a record that decide how its own text is changed."""
 
     def apply(self, batch: Batch) -> tuple[list[str], list[bytes], dict[int, Changed]]:
         """The texts after all transforms, normalised, as text and as UTF-8; and what was done to

@@ -214,12 +214,13 @@ def _any_of(phrases: Sequence[str]) -> str:
     return f"(?:{'|'.join(map(re.escape, longest_first))})" if phrases else ""
 
 
-def _site(url: str | None) -> str:
-    """The host of a URL, or the value itself; empty for a document without a value."""
+def _site(value: object) -> str:
+    """The host of a URL, or the text itself; empty for a value that is missing or no text."""
+    url = value if isinstance(value, str) else ""
     try:
-        return urlsplit(url or "").hostname or (url or "").lower()
+        return urlsplit(url).hostname or url.lower()
     except ValueError:  # not a URL
-        return (url or "").lower()
+        return url.lower()
 
 
 def _starts(text: str) -> list[int]:

@@ -1,0 +1,1 @@
+"""Attributes of the user's own: from files, and by functions."""
