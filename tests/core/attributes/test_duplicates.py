@@ -105,6 +105,7 @@ def test_what_is_kept_follows_from_the_set_after_any_additions_and_deletions(see
     found = {}
     for part, table in zip(shards, resolve(shards, priority)):
         for name, row in zip(part.ingest_ids(np.arange(len(table))), table.to_pylist()):
+            assert not any(row.pop(column) for column in duplicates.PASSAGES)
             found[f"{part.source}//{name}"] = tuple(row.values())
     ranked = [
         (priority.index(source), len(text), name, text)
