@@ -124,7 +124,7 @@ class AttributesTable(StrictModel):
     # Other tables, which must have the key `function`, are attributes by functions of your own.
     others: ClassVar = FunctionTable
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, FunctionTable]  # pyright: ignore[reportIncompatibleVariableOverride]
+    __pydantic_extra__: dict[str, FunctionTable] = Field(init=False)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     columns: ColumnNames = ()
     """Fields of the sources to store with the documents, such as url or meta.lang."""

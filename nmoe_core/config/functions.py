@@ -78,7 +78,7 @@ class FunctionKeys(StrictModel):
     def made_with(self) -> dict[str, Any]:
         """The values that decide what the function returns: settings, and digests of code and
         model. Raises ConfigError if the module, the model or a package is missing."""
-        values = {"code_sha256": self.opened.code.sha256}
+        values: dict[str, Any] = {"code_sha256": self.opened.code.sha256}
         values |= self.model_dump(mode="json", exclude=set(_NOT_IN_ROWS))
         values["distribution"] = self.opened.code.distribution
         values["packages"] = package_versions(self.packages, self.function, "install it with pip")

@@ -58,7 +58,8 @@ def main() -> None:
                 function = _imported(asked["name"], code)
                 answer: dict[str, Any] = {}
             else:
-                batch = Batch(*json.loads(payload), *constant)
+                texts, sources, columns = json.loads(payload)
+                batch = Batch(texts, sources, columns, *constant)
                 answer = {"returned": function(batch)}
             answer |= {"outside": _outside(code)}
             message = json.dumps(answer, default=_plain)
