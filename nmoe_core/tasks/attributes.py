@@ -314,35 +314,15 @@ def make_duplicates(
     FormatError if a shard has no current signatures, and as `repeated_passages`."""
     from nmoe_core.attributes.shared import write_changed
 
-    module = _import("copies.duplicates")
+    module = _import("copies.search")
     table = run.config.duplicates
     names = [source.name for source in run_sources(run)] if sources is None else list(sources)
     corpus, made_with = duplicates_inputs(run, names)
+    tokenizer = partial(load_tokenizer, run.tokenizer)
 
     def resolve(before: Any) -> list[Any]:
-        found = [module.open_shard(rows) for rows in corpus.read()]
-        by_keys = table.contained if table.repeated_tokens is None else None
-        given = table.priority, table.jaccard, by_keys
-        if table.count_copies:
-            before = before._replace(tables=[*map(module.without_counts, before.tables)])
-        if table.repeated_tokens is None:
-            tables = module.resolve_incremental(found, before, *given)
-        else:
-            passages = _import("copies.passages")
-            without = before._replace(tables=[passages.without_passages(t) for t in before.tables])
-            tables = module.resolve_incremental(found, without, *given)
-            chosen = passages.PassageSettings(
-                table.repeated_tokens, run.config.seen.part_tokens, table.count_licences
-            )
-            repeated = passages.repeated_passages(
-                corpus.shards,
-                module.ranks(found, tables, table.priority),
-                load_tokenizer(run.tokenizer),
-                chosen,
-                run.tree.attributes,
-            )
-            tables = passages.with_passages(found, tables, repeated, table.contained)
-        return module.with_counts(found, tables) if table.count_copies else tables
+        chosen = table, run.config.seen.part_tokens
+        return module.search_copies(corpus, before, *chosen, tokenizer, run.tree.attributes)
 
     settings = table.model_dump(mode="json")
     result = write_changed(run.tree, "duplicates", corpus, made_with, resolve, settings)

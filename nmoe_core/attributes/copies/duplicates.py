@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nmoe_core.attributes.attribute import lengths_of
-from nmoe_core.attributes.columns import NUM_COPIES, SCHEMAS
+from nmoe_core.attributes.columns import SCHEMAS
 from nmoe_core.attributes.copies.decide import EXACT, decide, mark, marked, sharing
 from nmoe_core.attributes.kernels.bloom import bloom
 from nmoe_core.attributes.minhash import NUM_HASHES, band_keys, bands, jaccard, rows_of
@@ -194,33 +194,6 @@ def resolve_incremental(
         again = list(map(np.logical_or, again, new))
     decided = [table.filter(pa.array(~one)) for table, one in zip(found, settled)]
     return [_replaced(*each) for each in zip(known.tables, map(np.flatnonzero, again), decided)]
-
-
-def with_counts(shards: Sequence[Shard], tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """The tables of `resolve` with the column `num_copies`: the number of documents of each group,
-    the kept one and all its copies; 1 for a document without copies."""
-    kept_of = [
-        pc.call_function("coalesce", [table["exact_of"], table["near_of"]]) for table in tables
-    ]
-    chunks = [chunk for column in kept_of for chunk in column.chunks]
-    found = pa.chunked_array(chunks, pa.string()).drop_null().value_counts()
-    options = pc.SetLookupOptions(value_set=found.field("values"))
-    sizes = found.field("counts").to_numpy()
-    counted = []
-    for shard, table, kept in zip(shards, tables, kept_of):
-        ids = shard.ingest_ids(np.arange(len(table)))
-        own = pa.array([f"{shard.source}//{name}" for name in ids], pa.string())
-        names = pc.call_function("coalesce", [kept, own])
-        places = pc.call_function("index_in", [names], options)
-        numbers = np.ones(len(table), np.int32)
-        numbers[np.flatnonzero(places.is_valid())] += sizes[places.drop_null().to_numpy()]
-        counted.append(table.append_column(NUM_COPIES, pa.array(numbers)))
-    return counted
-
-
-def without_counts(table: pa.Table | None) -> pa.Table | None:
-    """A table of an earlier `with_counts` as `resolve` made it."""
-    return None if table is None else table.drop_columns(NUM_COPIES.name)
 
 
 def _only(shards: Sequence[Shard], chosen: Sequence[np.ndarray]) -> list[Shard]:

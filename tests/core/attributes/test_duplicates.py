@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("numba")
 
-from nmoe_core.attributes.copies import duplicates
+from nmoe_core.attributes.copies import counts, duplicates
 from nmoe_core.attributes.copies.duplicates import Shard, resolve
 from nmoe_core.attributes.minhash import jaccard, signatures, unpack
 from nmoe_core.attributes.shared import Before
@@ -372,8 +372,8 @@ def test_copies_are_counted_with_the_document_that_is_kept(seed: int) -> None:
         for name in kept_of[-1]:
             groups[name] = groups.get(name, 0) + 1
     assert max(groups.values()) > 2
-    counted = duplicates.with_counts(shards, tables)
+    counted = counts.with_counts(shards, tables)
     for names, table, before in zip(kept_of, counted, tables):
         assert table["num_copies"].to_pylist() == [groups[name] for name in names]
-        assert duplicates.without_counts(table).equals(before)
-    assert duplicates.with_counts([], []) == []
+        assert counts.without_counts(table).equals(before)
+    assert counts.with_counts([], []) == []
