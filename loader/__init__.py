@@ -18,6 +18,7 @@ from loader.plan.mixture import Stage, StageSource, resolve_stages
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import PlanSettings
 from loader.rows.forms import Batch
+from loader.rows.loss_log import LossLog
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "FormatError",
     "IndexReader",
     "LoaderPlan",
+    "LossLog",
     "Manifest",
     "NmoeError",
     "PlanError",

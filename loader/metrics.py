@@ -32,14 +32,14 @@ class SourceLosses:
             row_tokens: `[num_rows]`, predicted tokens of each row. The default is `seq_len`, or 1
                 for mean losses, which is correct if all rows predict the same number.
         """
-        index = _array(source_index, np.int64)
-        losses = _array(row_losses, np.float64)
+        index = as_array(source_index, np.int64)
+        losses = as_array(row_losses, np.float64)
         if index.ndim != 1 or losses.ndim not in (1, 2) or len(losses) != len(index):
             raise _shape(f"{losses.shape} for {index.shape} rows", "[num_rows] or [num_rows, L]")
         width = losses.shape[1] if losses.ndim == 2 else 1
         counts = np.full(len(index), width, np.float64)
         if row_tokens is not None:
-            counts = _array(row_tokens, np.float64)
+            counts = as_array(row_tokens, np.float64)
             if counts.shape != index.shape:
                 raise _shape(f"row_tokens {counts.shape}", str(index.shape))
         if len(index) and not 0 <= index.min() <= index.max() < len(self.source_names):
@@ -95,7 +95,8 @@ def all_reduce(values: np.ndarray) -> np.ndarray:
     return tensor.cpu().numpy()
 
 
-def _array(values: Any, dtype: Any) -> np.ndarray:
+def as_array(values: Any, dtype: Any) -> np.ndarray:
+    """A numpy array or a torch tensor of any device as a numpy array of this type."""
     if hasattr(values, "detach"):
         values = values.detach()
         values = values.double() if values.is_floating_point() else values

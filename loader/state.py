@@ -176,7 +176,7 @@ def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str, strea
         return True
     known = dict(zip(stream.source_names, stream.capacities))
     try:
-        before = _plan_of(old)
+        before = plan_of(old)
         # A source that only the old plan has was not read, or the comparison fails.
         capacities = [known.get(source.name, _ENDLESS) for source in before.sources]
         schedule = PlanSchedule(before, split, capacities)
@@ -192,8 +192,10 @@ def _has_same_past(state: Mapping[str, Any], plan: LoaderPlan, split: str, strea
     return digests[0] == digests[1]
 
 
-def _plan_of(identity: Mapping[str, Any]) -> LoaderPlan:
-    """The plan with this identity, without paths."""
+def plan_of(identity: Mapping[str, Any]) -> LoaderPlan:
+    """The plan with this identity (`LoaderPlan.identity`), without paths. Raises PlanError if it is
+    not the identity of a plan (E-PLAN-...), and AttributeError, KeyError or TypeError if it lacks
+    fields."""
     value = copy.deepcopy({**identity, "plan_id": "state", "root": "."})
     for stage in value["stages"]:
         stage["mixture"] = ""

@@ -18,7 +18,7 @@ from loader.rows.stream import Split
 # Options of what workers read; the others are for the process that trains.
 _OF_DATA = ("dtype", "contiguous")
 
-__all__ = ["RowDataset", "StepDataset", "WorkerLoader", "targets_per_rank"]
+__all__ = ["RowDataset", "StepDataset", "WorkerLoader", "row_losses", "targets_per_rank"]
 
 
 class WorkerLoader(DeterministicLoader):
@@ -121,3 +121,15 @@ def targets_per_rank(targets: torch.Tensor, group: Any = None) -> torch.Tensor:
         return count.clamp(min=1)
     ranks.all_reduce(count, group=group)
     return count.clamp(min=1) / ranks.get_world_size(group)
+
+
+def row_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean loss of each row over its targets, without gradient: float32 `[num_rows]`, for
+    `loader.LossLog`. logits: `[num_rows, seq_len, vocab_size]`. targets: int64
+    `[num_rows, seq_len]`, as from the loader; a row without a target has the loss 0."""
+    with torch.no_grad():
+        losses = torch.nn.functional.cross_entropy(
+            logits.detach().flatten(0, 1).float(), targets.flatten(), reduction="none"
+        )
+        counts = (targets != IGNORE_INDEX).sum(1).clamp(min=1)
+        return losses.view(targets.shape).sum(1) / counts

@@ -21,19 +21,19 @@ Spans = Sequence[np.ndarray]
 
 class DocumentIndex:
     """Document boundaries of all files of several sources. `is_known`: whether every file has an
-    index. file_starts: see `TokenFiles`. `fetch` copies the index of a file to this machine."""
+    index. entries: the manifest and the entry of each file. file_starts: see `TokenFiles`. `fetch`
+    copies the index of a file to this machine."""
 
     def __init__(
         self,
         manifests: Sequence[Manifest],
         fetch: Callable[[Manifest, ShardEntry], None] | None = None,
     ) -> None:
-        entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
-        self.file_starts = starts_of([entry.num_tokens for _, entry in entries])
+        self.entries = [(manifest, entry) for manifest in manifests for entry in manifest.shards]
+        self.file_starts = starts_of([entry.num_tokens for _, entry in self.entries])
         # A directory without a manifest names no index.
-        self.is_known = all(entry.index_path for _, entry in entries)
+        self.is_known = all(entry.index_path for _, entry in self.entries)
 
-        self._entries = entries
         self._fetch = fetch
         self._first = claim(self)
 
@@ -45,8 +45,8 @@ class DocumentIndex:
 
     def _map(self, file: int) -> np.ndarray:
         if self._fetch is not None:
-            self._fetch(*self._entries[file])
-        return _map_ends(*self._entries[file])
+            self._fetch(*self.entries[file])
+        return _map_ends(*self.entries[file])
 
     def close(self) -> None:
         """Unmap all files; a later read maps them again."""

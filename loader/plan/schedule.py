@@ -116,15 +116,16 @@ class PlanSchedule:
         self._reorder(sources, windows)
         return sources, windows
 
-    def past_digest(self, names: Sequence[str], n: int) -> str:
+    def past_digest(self, names: Sequence[str], n: int, *, as_read: bool = False) -> str:
         """SHA-256 over the sorted names of the sources that are read before sequence `n`, and over
-        source and window of each sequence in the order of the policy, as little-endian int64.
-        names: of all sources."""
+        source and window of each sequence in the order of the policy (`as_read`: in the order of
+        steps), as little-endian int64. names: of all sources."""
+        locate = self.locate if as_read else self.in_order
         read = sorted(name for name, count in zip(names, self.counts_before(n)) if count)
         ids = np.array([read.index(name) if name in read else -1 for name in names], "<i8")
         digest = hashlib.sha256("\n".join([str(n), *read]).encode())
         for start in range(0, n, _CHUNK):
-            sources, windows = self.in_order(start, min(n, start + _CHUNK))
+            sources, windows = locate(start, min(n, start + _CHUNK))
             digest.update(ids[sources].tobytes() + windows.astype("<i8").tobytes())
         return digest.hexdigest()
 

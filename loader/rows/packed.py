@@ -70,6 +70,15 @@ class PackedReader:
         starts, lengths = np.array(found, np.int64).reshape(-1, 2).T
         return starts, lengths
 
+    def input_runs(
+        self, source: int, windows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row, start and end of each piece of windows: int64 `[n]` each."""
+        rows = self.rows(np.full(len(windows), source), windows)
+        found = [(i, s, s + n) for i, row in enumerate(rows) for s, n in zip(*row[:2])]
+        places, starts, stops = np.array(found, np.int64).reshape(-1, 3).T
+        return places, starts, stops
+
     def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Start and end of the targets of each piece of windows: int64 `[n]` each."""
         rows = self.rows(np.full(len(windows), source), windows)

@@ -112,11 +112,19 @@ class WindowReader:
         ends = self._files.source_starts[sources + 1]
         return starts, np.minimum(self._width, ends - starts)
 
+    def input_runs(
+        self, source: int, windows: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row, start and end of each run of inputs of windows, beyond the end of the source if they
+        wrap: int64 `[n]` each."""
+        starts = self.positions(np.full(len(windows), source), windows)
+        return np.arange(len(windows)), starts, starts + self._width - 1
+
     def target_runs(self, source: int, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Start and end of the targets of windows, beyond the end of the source if they wrap: int64
         `[n]` each."""
-        starts = self.positions(np.full(len(windows), source), windows) + 1
-        return starts, starts + self._width - 1
+        _, starts, stops = self.input_runs(source, windows)
+        return starts + 1, stops + 1
 
     def pieces(self, source: int, window: int) -> list[tuple[int, int]]:
         """Position and length of each contiguous piece of the inputs of a row: one piece, or more

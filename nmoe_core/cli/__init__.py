@@ -17,7 +17,7 @@ from typing import Any
 from nmoe_core.base.errors import NmoeError, device_errors
 from nmoe_core.base.interrupts import graceful_shutdown
 from nmoe_core.cli import attributes, curate, generate, heads, mix, prep, preview, shards, stores
-from nmoe_core.cli.audit import plans, seen, takedown
+from nmoe_core.cli.audit import plans, readings, seen, takedown
 from nmoe_core.cli.flags import EarlierFlag, apply_default_config
 from nmoe_core.cli.help import completion
 from nmoe_core.cli.help.parser import HelpfulParser
@@ -44,6 +44,7 @@ _GROUPS = {
     "curate: select, order and remove documents": ("curate", "ablate", "takedown"),
     "mix: weights of a plan, before and during a run": ("mix", "remix", "bisect", "twin"),
     "look: preview, report, search": ("plan", "report", "explain", "seen", "info", "inspect"),
+    "audit: what a run read, and what it did": ("exposure", "diff", "losses"),
     "check and serve: files for trainers": ("verify", "publish", "gc", "export", "generate"),
 }
 
@@ -91,7 +92,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
     prepared = (project, models, prep, shards, stores, attributes)
-    for module in (*prepared, heads, generate, curate, takedown, preview, seen, mix, plans):
+    audits = (takedown, preview, seen, mix, plans, readings)
+    for module in (*prepared, heads, generate, curate, *audits):
         module.register(verbs)
     completion.register(verbs, parser)
     more = "Details of each: nmoe COMMAND --help"

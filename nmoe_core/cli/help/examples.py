@@ -125,6 +125,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe seen --index",
         "nmoe seen 'It was the best of times' --step 5000 --limit 3",
     ),
+    "nmoe exposure": (
+        "nmoe exposure --step 2000",
+        "nmoe exposure --by license --out exposure.parquet",
+    ),
+    "nmoe diff": ("nmoe diff out/mixture/remix_0001.json out/mixture/loader_plan.json",),
+    "nmoe losses": (
+        "nmoe losses losses/ --by topic --spike auto",
+        "nmoe losses losses/ --plan plan.json --worst 50 --out report",
+    ),
     "nmoe report": ("nmoe report", "nmoe report --html report/index.html"),
     "nmoe twin": (
         "nmoe twin plan.json --source web=other/web --source code=other/code --seq-len 4096"

@@ -1,15 +1,13 @@
 """Finds the sequences that read given documents, in one pass over the plan."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from loader.rows.documents import each_source, input_runs
 from loader.rows.origins import Place
 from loader.rows.stream import Stream
-from loader.rows.windows import WindowReader
-
-_SCAN = 1 << 18  # sequences per block
 
 
 class Readings(NamedTuple):
@@ -20,7 +18,7 @@ class Readings(NamedTuple):
     num: int
 
 
-def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[Place, Readings]:
+def readings_of(stream: Stream, places: Sequence[Place]) -> dict[Place, Readings]:
     """Readings of documents by the train stream of a plan, without documents that the stream never
     reads.
 
@@ -38,12 +36,13 @@ def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[P
     lasts = np.full(len(known), -1, np.int64)
     counts = np.zeros(len(known), np.int64)
     firsts = np.full(len(known), stream.num_sequences, np.int64)
-    for sequences, positions, lengths in _pieces(stream, seq_len) if known else ():
+    for source, numbers, windows in each_source(stream, 0, stream.num_sequences if known else 0):
+        at, positions, stops, _ = input_runs(stream, source, windows)
         low = np.searchsorted(ends, positions, side="right")
-        numbers = np.searchsorted(starts, positions + lengths, side="left") - low
-        rows = np.repeat(sequences, numbers)
-        inside = np.arange(len(rows)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-        documents = np.repeat(low, numbers) + inside
+        held = np.searchsorted(starts, stops, side="left") - low
+        rows = np.repeat(numbers[at], held)
+        inside = np.arange(len(rows)) - np.repeat(np.cumsum(held) - held, held)
+        documents = np.repeat(low, held) + inside
         pairs = np.unique(
             np.stack([rows, documents]), axis=1
         )  # a row can contain two pieces of one document
@@ -53,23 +52,3 @@ def readings_of(stream: Stream, seq_len: int, places: Sequence[Place]) -> dict[P
             counts[document] += 1
     read = zip(order.tolist(), firsts.tolist(), lasts.tolist(), counts.tolist())
     return {known[i]: Readings(*found) for i, *found in read if found[2]}
-
-
-def _pieces(stream: Stream, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Contiguous input tokens, as sequence, position and length: int64 `[n]` each."""
-    reader = stream.reader
-    for n in range(0, stream.num_sequences, _SCAN):
-        sources, windows = stream.schedule.locate(n, min(n + _SCAN, stream.num_sequences))
-        sequences = n + np.arange(len(sources))
-        if isinstance(reader, WindowReader):
-            positions, lengths = reader.extents(sources, windows)
-            # the remaining windows wrap around the end of their source
-            is_whole = lengths > seq_len
-            yield sequences[is_whole], positions[is_whole], lengths[is_whole] - 1
-            left = np.flatnonzero(~is_whole).tolist()
-            found = [(i, reader.pieces(int(sources[i]), int(windows[i]))) for i in left]
-        else:
-            rows = reader.rows(sources, windows)
-            found = [(i, list(zip(*row[:2]))) for i, row in enumerate(rows)]
-        flat = [(n + i, *piece) for i, pieces in found for piece in pieces]
-        yield tuple(np.array(flat, np.int64).reshape(-1, 3).T)  # pyright: ignore[reportReturnType]

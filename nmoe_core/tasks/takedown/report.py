@@ -219,7 +219,7 @@ def _of_plan(
             raise
         return facts | {"plan_problem": error.line()}
     with closing(Stream(plan, "train")) as stream:
-        read = readings_of(stream, plan.seq_len, [one.place for one in found])
+        read = readings_of(stream, [one.place for one in found])
         reached = {path: _reached(plan, path, stream) for path in states}
     for one in found:
         if (reading := read.get(one.place)) is not None:

@@ -139,7 +139,7 @@ def test_readings_of_many_documents_are_those_of_each(
     for file, path in enumerate(stream.files.paths()):
         ends = [0, *stream.index.ends(file).tolist()]
         places += [Place("web", path, a, b) for a, b in pairwise(ends)][::5]
-    found = readings_of(stream, plan.seq_len, places)
+    found = readings_of(stream, places)
     assert found
     for place in places:
         held = list(readings(stream, [place]))

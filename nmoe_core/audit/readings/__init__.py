@@ -1,0 +1,1 @@
+"""What a run has read, document by document, and what that did to its losses."""
