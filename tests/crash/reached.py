@@ -173,6 +173,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.text.vocabulary:ensure_vocabulary",
         "nmoe_core.text.vocabulary:keep",
         "nmoe_core.quality.grading.anchors:write_anchored_rubric",
+        "nmoe_core.audit.readings.curves:LossTables.write",
+        "nmoe_core.audit.readings.names:write_documents",
     ),
     "test_a_model_is_downloaded_once_and_its_licence_is_kept": (
         "nmoe_core.engine.weights.fetch.get:_from_wheel",
@@ -182,6 +184,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_a_partition_is_rebuilt_to_the_same_bytes_without_touching_its_directory_by_hand": (
         "nmoe_core.tasks.graph.records:forget",
+    ),
+    "test_a_log_cut_at_any_byte_has_the_complete_blocks_and_counts_the_rest": (
+        "loader.rows.loss_log:LossLog.__init__",
     ),
     "test_torn_tail_is_cut_and_writing_goes_on": ("nmoe_core.labels.corrections:_append",),
     "test_kills_at_random_moments_lose_no_byte": (

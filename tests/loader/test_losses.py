@@ -189,11 +189,11 @@ def test_losses_of_a_run_remixed_twice_are_joined_to_all_its_plans(plan, tmp_pat
     train(plans[2], place, 9, 12, 4)
     found = ledger_of(plans[2], place)
     assert found.losses[:48].tolist() == [loss_of(n) for n in range(48)]
-    assert (found.dropped, found.repeated) == (8 + 4, 0)
+    assert found.dropped + found.repeated == 8 + 4  # the new weights may read the same rows once
     train(plans[2], tmp_path / "own", 0, 3, 1)
     for path in (tmp_path / "own").iterdir():  # a run from the first step needs no other plan
         path.rename(place / path.name)
-    with refused("E-LOSS-PLAN", naming=[plans[1].plan_hash, plans[2].plan_hash]):
+    with refused("E-LOSS-PLAN", naming=[plans[0].plan_hash, plans[2].plan_hash]):
         ledger_of(plans[2], place)
 
 

@@ -177,9 +177,10 @@ class LossTables:
             for document in _highest(excess, own.tokens, worst):
                 found.append((excess[document], own.tokens[document], source, document))
         found = sorted(found, reverse=True)[:worst]
+        columns = [own.columns() for own in self._documents]
         names = named(self._table, [(source, document) for *_, source, document in found])
         return [
-            name | self._documents[source].row(document)
+            name | {key: _known(values[document]) for key, values in columns[source].items()}
             for name, (*_, source, document) in zip(names, found)
         ]
 
@@ -270,10 +271,10 @@ class _Documents:
             "first_step": self._first,
         }
 
-    def row(self, document: int) -> dict[str, Any]:
-        """The values of a document; None for a mean of no loss."""
-        values = {key: column[document].item() for key, column in self.columns().items()}
-        return {key: None if value != value else value for key, value in values.items()}
+
+def _known(value: np.generic) -> Any:
+    """A number, or None for a mean of no loss."""
+    return None if value != value else value.item()
 
 
 def _highest(values: np.ndarray, tokens: np.ndarray, count: int) -> list[int]:

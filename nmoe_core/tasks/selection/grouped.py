@@ -7,7 +7,8 @@ version, these are the values of today.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from nmoe_core.attributes.where import spellings
 from nmoe_core.audit.readings.names import Groups, by_source, ids_of
 from nmoe_core.base.errors import ConfigError, FormatError
 from nmoe_core.config.run import Run
+from nmoe_core.config.tree import ShardPaths
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.tasks.selection.view import read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.view import read_columns, run_schema
 
 NONE = "(none)"
 MOST_VALUES = 20
@@ -47,8 +49,10 @@ def by_column(run: Run, table: DocumentTable, column: str) -> Groups:
     if column not in labels:
         raise unknown_name("column", column, labels, "--by")
     label = labels[column]
+    wanted = list(dict.fromkeys([_ID, label]))
+    read = lru_cache(1)(partial(read_columns, run, schema=schema, labels=wanted))
     parts = [
-        [values for file in table.files(source) for values in _of_file(run, table, file, label)]
+        [_values(run, table, file, read).column(label) for file in table.files(source)]
         for source in range(len(table.stream.source_names))
     ]
     sizes = [sum(map(len, own)) for own in parts]
@@ -58,12 +62,15 @@ def by_column(run: Run, table: DocumentTable, column: str) -> Groups:
     if len(kinds) > 1 or pa.types.is_nested(kind):
         found = ", ".join(sorted(map(str, kinds)))
         raise ConfigError("no groups of this type", where=f"--by {column}", found=found)
-    every = pa.chunked_array([part.cast(kind) for own in parts for part in own], kind)
+    chunks = [chunk for own in parts for part in own for chunk in part.cast(kind).chunks]
+    every = pa.chunked_array(chunks, kind)
     names, codes = _named(every, column)
     return Groups(column, names, np.split(codes, np.cumsum(sizes)[:-1]))
 
 
-def _of_file(run: Run, table: DocumentTable, file: DocumentFile, label: str) -> Iterator[pa.Array]:
+def _values(
+    run: Run, table: DocumentTable, file: DocumentFile, read: Callable[[ShardPaths], pa.Table]
+) -> pa.Table:
     """The values of the documents of a token file."""
     ids = ids_of(table, file)
     manifest, entry = table.stream.index.entries[file.number]
@@ -75,15 +82,9 @@ def _of_file(run: Run, table: DocumentTable, file: DocumentFile, label: str) -> 
             do="leave out --by, or prepare the source with this project",
             code="E-SHARD-IDS",
         )
-    shard = run.tree.shard_of(Path(*path.parts[-4:]).as_posix())
-    attribute, _, column = label.partition(".")
-    part = shard_parts(run, shard, [attribute]).get(attribute)
-    if part is None or column not in part.schema():
-        yield pa.nulls(len(ids))
-        return
-    rows = read_columns(run, shard, part.schema(), [_ID, label])
+    rows = read(run.tree.shard_of(Path(*path.parts[-4:]).as_posix()))
     own = pa.array([one for one, _ in ids], pa.string())
-    yield rows.column(label).take(_places(own, rows.column(_ID))).combine_chunks()
+    return rows.take(_places(own, rows.column(_ID)))
 
 
 def _places(values: pa.Array | pa.ChunkedArray, among: pa.Array | pa.ChunkedArray) -> pa.Array:
