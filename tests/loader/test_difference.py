@@ -10,7 +10,7 @@ from loader import mask, remix, resolve_plan
 from loader.edits.certificate import certify
 from loader.loader import DeterministicLoader
 from nmoe_core.audit.readings.difference import difference
-from tests.loader.numbered import counted, number, owners, rows_read
+from tests.loader.numbered import counted, documents, number, owners, rows_read
 from tests.project import said
 from tests.refusals import refused
 
@@ -102,6 +102,35 @@ def test_plans_of_the_same_data_differ_as_their_batches_do(tree, cfg, settings):
     check(tree, b, a)
 
 
+def test_rows_are_compared_in_chunks_of_steps(tree, cfg, monkeypatch):
+    monkeypatch.setattr("nmoe_core.audit.readings.difference._CHUNK", 8)
+    plan = resolve_plan(cfg)
+    after, _ = remix(plan, 3, weights={"math": 1, "web": 1})
+    check(tree, plan, after)
+
+
+def test_the_proof_can_be_recomputed_from_the_batches(tree, cfg):
+    """As docs/formats.md has it: the tokens say which window a row is."""
+    plan = resolve_plan(cfg)
+    after, _ = remix(plan, 5, weights={"math": 1, "web": 1})
+    facts = difference(plan, after)
+    size = facts["shared"]["sequences"]
+    starts = {}
+    for source in plan.sources:
+        path = tree.root / source.name / "train" / "manifest.json"
+        starts[f"{source.name} {source.content_hash}"] = int(documents(path)[0][0])
+    names = sorted(starts)
+    with DeterministicLoader(plan, 0, 1, backend="numpy") as loader:
+        firsts = [int(row[0]) for inputs, _ in loader for row in inputs][:size]
+    rows = []
+    for first in firsts:
+        name = max((name for name in names if starts[name] <= first), key=starts.__getitem__)
+        rows.append((names.index(name), (first - starts[name]) // 16))
+    digest = hashlib.sha256("\n".join([str(size), *names]).encode())
+    digest.update(np.array(rows, "<i8").T.tobytes())
+    assert facts["shared"]["sha256_b"] == digest.hexdigest()
+
+
 def test_a_source_of_one_plan_alone_is_listed(tree, cfg):
     a = resolve_plan(cfg | {"datasets": tree.rows("web", "code")})
     facts = check(tree, a, resolve_plan(cfg))
@@ -158,7 +187,7 @@ def test_documents_of_two_versions_of_a_source_are_compared_by_id_and_text(lib, 
     trees = [lib.Tree(tmp_path / name) for name in ("old", "new")]
     for tree in trees:
         number(tree, web=900)
-        tokens = [*map(len, documents_of_tree(tree))]
+        tokens = [*map(len, documents(tree.root / "web/train/manifest.json"))]
         changed = tree is trees[1]
         # The new version renames document 1, and changes the text of document 2.
         ids = [f"d{i}" for i in range(len(tokens))]
@@ -189,9 +218,3 @@ def test_documents_of_two_versions_of_a_source_are_compared_by_id_and_text(lib, 
     path.write_text(json.dumps(value))
     with refused("E-SHARD-IDS", naming=["'web'"]):
         difference(without, b)
-
-
-def documents_of_tree(tree) -> list[np.ndarray]:
-    from tests.loader.numbered import documents
-
-    return documents(tree.root / "web/train/manifest.json")
