@@ -59,7 +59,8 @@ def _add_plan(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--by", default="source", metavar="COLUMN", help=text)
 
 
-def _spike(text: str) -> int | None:
+def _spike(text: str) -> int:
+    """The step, or -1 for `auto`."""
     if text == "auto":
         return -1
     if not text.isdecimal():
@@ -79,8 +80,8 @@ def _opened(
     if arguments.config is None and (arguments.plan is None or arguments.by != "source"):
         arguments.config = project_file()
     run = None if arguments.config is None else run_of(arguments)
-    path = run.tree.plan if run is not None and arguments.plan is None else arguments.plan
-    plan, step = position_of(path, arguments.state)
+    of_run = Path() if run is None else run.tree.plan
+    plan, step = position_of(arguments.plan or of_run, arguments.state)
     with documents_of(plan) as table:
         groups = by_source(table)
         if run is not None and arguments.by != "source":
