@@ -174,6 +174,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.text.vocabulary:keep",
         "nmoe_core.quality.grading.anchors:write_anchored_rubric",
     ),
+    "test_a_refused_pass_leaves_no_project": ("nmoe_core.cli.project.import_tokens:import_tokens",),
     "test_a_model_is_downloaded_once_and_its_licence_is_kept": (
         "nmoe_core.engine.weights.fetch.get:_from_wheel",
     ),
