@@ -24,12 +24,12 @@ from nmoe_core.cli.help.parser import HelpfulParser
 from nmoe_core.cli.help.status import progress_shown
 from nmoe_core.cli.output import in_line, printable_streams
 from nmoe_core.cli.project import commands as project
-from nmoe_core.cli.project import models
+from nmoe_core.cli.project import import_tokens, models
 from nmoe_core.config.renamed import with_current_verb
 
 # Verbs, grouped by what a user wants to do, in the order of a project.
 _GROUPS = {
-    "start: a project and its tasks": ("init", "run", "ui", "completion"),
+    "start: a project and its tasks": ("init", "import", "run", "ui", "completion"),
     "get a model": ("fetch", "make-tiny-checkpoint"),
     "prepare: text to token shards": ("prep-mixture", "prep", "versions", "regenerate-index"),
     "judge: attributes, labels, heads and grades": (
@@ -91,7 +91,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"nmoe {version('nmoe-data')}")
     verbs = _Verbs(parser)
-    prepared = (project, models, prep, shards, stores, attributes)
+    prepared = (project, import_tokens, models, prep, shards, stores, attributes)
     audits = (takedown, preview, seen, mix, plans, readings)
     for module in (*prepared, heads, generate, curate, *audits):
         module.register(verbs)

@@ -46,10 +46,12 @@ _SOURCE = ("hf_dataset", "hf_subset", "hf_data_files", "hf_revision", "hf_stream
 _SOURCE += ("paths", "split", "text_field", "id_field")
 _SOURCE += ("on_error", "max_bad_share", "max_record_mb", "follow_links")
 _SOURCE += ("encoding", "chat_template", "csv_delimiter", "csv_quote", "csv_names")
+_SOURCE += ("format", "tokens_field", "integers", "bounds")
 _OF_SOURCE = {name.removeprefix("hf_"): name for name in _SOURCE}  # flag name to key
 _NOTES = {
     "skipped_records": "left out: {count:,} {what}",
     "file_encodings": "{count:,} files in the encoding {what}",
+    "changed_tokens": "{count:,} records: {what}",
 }
 _PLAN_COLUMNS = ("source", "split", "kind", "reads", "quota", "tokens", "shards", "time", "disk")
 

@@ -118,11 +118,15 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
     tokenizer = load_tokenizer(settings.chosen)
     started = time.perf_counter()
     texts: list[str] = []
+    given: list[int] = []
     num_records = num_chars = num_bytes = 0
     for block in islice(reader.blocks(), 1):
         for record in block.records():
             num_records += 1
             if not isinstance(record, BadRecord):
+                if record.tokens is not None:
+                    given.append(len(record.tokens))
+                    continue
                 texts.append(record.text)
                 num_chars += len(record.text)
             if num_chars >= _SAMPLE_BYTES:
@@ -130,7 +134,7 @@ def _sample_source(reader: Source, settings: PrepSettings) -> _Sample:
         num_bytes = block.size_bytes * num_records // max(block.end.row - block.start.row, 1)
         if isinstance(block, FilesBlock):  # one file per record, and files differ in size
             num_bytes = sum(file.size_bytes() for file in block.files[:num_records])
-    lengths = tokenizer.lengths(normalize_batch(texts)[0])
+    lengths = np.array(given) if given else tokenizer.lengths(normalize_batch(texts)[0])
     whole = lengths[lengths >= settings.min_doc_tokens]
     if settings.long_documents == "cut":
         whole = np.minimum(whole, settings.max_doc_tokens)

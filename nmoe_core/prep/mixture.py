@@ -207,13 +207,19 @@ def _require_known(run: Run) -> None:
 
 def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
     """Prep settings for one split of a source; the token budget applies to training only. Raises
-    ConfigError if a transform reads a column that is not kept."""
+    ConfigError if a transform reads a column that is not kept or changes a source of tokens, or the
+    EOS of a source of tokens is not the run's."""
     prep = run.config.prep
     config = run.config
     is_train = split == "train"
     tables = transforms_of(config.transforms, source.name)
     transforms = tuple(table.at(run.base) for table in tables)
     require_columns(transforms, source.spec.columns or (), source.name)
+    eos_token_id = run.loader.eos_token_id
+    if source.spec.kind == "tokens":
+        _refuse_transforms(transforms, source.name)
+        eos_token_id = eos_token_id if eos_token_id is not None else source.spec.eos_token_id
+        _require_eos(source.spec, eos_token_id)
     shared: dict[str, Any] = {key: getattr(prep, key) for key in ShardKeys.model_fields}
     shared["num_shards"] = prep.num_shards if is_train else prep.num_valid_shards
     shared["max_tokens"] = source.max_tokens if is_train else None
@@ -229,6 +235,27 @@ def prep_settings(run: Run, source: SourcePlan, split: str) -> PrepSettings:
         needs_columns=is_train,
         transforms=transforms,
         vocab_size=run.loader.vocab_size,
-        eos_token_id=run.loader.eos_token_id,
+        eos_token_id=eos_token_id,
         compute=config.compute.for_work(workers=prep.workers),
     )
+
+
+def _refuse_transforms(transforms: tuple[TransformTable, ...], name: str) -> None:
+    if transforms:
+        raise ConfigError(
+            "transforms change texts, and this source has tokens",
+            where=name,
+            found=transforms[0].kind,
+            do="name the sources of texts in `sources` of the transform",
+        )
+
+
+def _require_eos(spec: SourceSpec, eos_token_id: int | None) -> None:
+    if spec.eos_token_id not in (None, eos_token_id):
+        raise ConfigError(
+            "the EOS of a source of tokens is not the run's",
+            where=spec.id,
+            found=spec.eos_token_id,
+            expected=eos_token_id,
+            do="set prep.eos_token and eos_token_id of the run to the token of the files",
+        )

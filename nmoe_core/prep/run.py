@@ -63,6 +63,7 @@ from nmoe_core.shards.manifest import (
 )
 from nmoe_core.shards.shard_file import NPY_HEADER_BYTES, PART_SUFFIX
 from nmoe_core.sources.records import Rows, Split
+from nmoe_core.text.documents import share_table
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.transforms.chain import Chain
 
@@ -194,7 +195,10 @@ def _make(plan: PassPlan, existing: Existing, progress: Progress | None) -> Prep
         open_tokenizer, plan.settings, plan.rows, buckets, count_all, known, shared
     )
     # Loaded before the workers fork, so that they share its memory.
-    load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
+    if plan.split.source.reading.tokens is None:
+        load_tokenizer(plan.settings.chosen).load(with_reference=_is_long(plan))
+    else:
+        share_table(load_tokenizer(plan.settings.chosen).reference)
     if plan.settings.columns or plan.settings.transforms:
         import nmoe_core.shards.columns  # noqa: F401  (forked workers share it)
     Chain(plan.settings.transforms)  # so do they its modules; a missing package is found here

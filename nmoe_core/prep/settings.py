@@ -92,8 +92,8 @@ class PrepReport:
     num_replaced: int = 0
     """Records in which invalid bytes were replaced."""
     notes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Records that were left out by rule, by reason (`skipped_records`), and files by detected
-    encoding (`file_encodings`)."""
+    """Records that were left out by rule, by reason (`skipped_records`), files by detected encoding
+    (`file_encodings`), and records of tokens that were changed (`changed_tokens`)."""
     outcomes: Counter[str] = field(default_factory=Counter)
     bad_examples: list[str] = field(default_factory=list)
     """`file:line: reason` of the first records that could not be read."""

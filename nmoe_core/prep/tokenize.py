@@ -4,7 +4,7 @@ A block is tokenised in one call. The result is one array of tokens per block, s
 a few numbers per document as arrays, so the writer does no work per document.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress
 from pathlib import Path
@@ -14,7 +14,8 @@ import numpy as np
 
 from nmoe_core.base.docid import buckets_of
 from nmoe_core.base.errors import FormatError
-from nmoe_core.prep.encode import Encoded, Encoder
+from nmoe_core.prep.encoding.texts import Encoded, Encoder
+from nmoe_core.prep.encoding.tokens import given_documents
 from nmoe_core.prep.incremental.new_records import Note, read_block
 from nmoe_core.prep.incremental.record_digests import RecordDigests
 from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
@@ -118,6 +119,17 @@ class _Stored:
     num_known: int = 0
 
 
+class _Made(NamedTuple):
+    """What was made of some records."""
+
+    names: list[str]
+    """Their ids."""
+    documents: Sequence[Sequence[Encoded]]
+    """The documents of each."""
+    changed: Mapping[int, Changed]
+    """What transforms changed, by the number of the record."""
+
+
 class BlockTokenizer(NamedTuple):
     """The state of a worker: tokenizer, settings and known documents; created once."""
 
@@ -178,8 +190,17 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     wanted = np.flatnonzero(is_wanted)
     stored = _Stored(columns=[columns.take(~is_wanted)])
     needed = [] if chain is None else chain.columns
-    for part, batch in read.batches(wanted, needed):
-        _tokenize(worker, batch, columns.take(wanted[part]), wanted[part], stored)
+    notes = [*read.notes]
+    if block.reading.tokens is None:
+        for part, batch in read.batches(wanted, needed):
+            _tokenize(worker, batch, columns.take(wanted[part]), wanted[part], stored)
+    else:
+        given = given_documents(worker.encoder, block, records, wanted.tolist())
+        notes += given.notes
+        stored.num_text_bytes += given.num_text_bytes
+        names = [records.ids[i] for i in wanted.tolist()]
+        made = _Made(names, given.documents, {})
+        _store(worker, made, columns.take(wanted), wanted, stored)
     for i, reason in stored.failed.items():
         records.bad[i] = BadRecord(records.rows[i], block.where(records.rows[i]), reason)
     tokens, ids, lines, changes = _by_shard(worker, stored, read.keys)
@@ -212,7 +233,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         bad=[str(one) for one in sorted(records.bad.values()) if not one.is_skipped],
         kept=kept,
         changes=changes,
-        notes=read.notes,
+        notes=(*notes,),
     )
 
 
@@ -308,8 +329,15 @@ def _tokenize(
     stored.num_text_bytes += sum(map(len, encoded))
     of_texts, num_known = worker.encoder.documents(normal, encoded)
     stored.num_known += num_known
-    documents = [document for found in of_texts for document in found]
-    places = np.repeat(np.arange(len(of_texts)), [*map(len, of_texts)])
+    _store(worker, _Made(names, of_texts, changed), columns, records, stored)
+
+
+def _store(
+    worker: BlockTokenizer, made: _Made, columns: Columns, records: np.ndarray, stored: _Stored
+) -> None:
+    """Store documents; `columns` are the columns of their `records`."""
+    documents = [document for found in made.documents for document in found]
+    places = np.repeat(np.arange(len(made.documents)), [*map(len, made.documents)])
     columns = columns.take(places)
     records = records[places]
     _fill(worker, documents, columns)
@@ -318,7 +346,9 @@ def _tokenize(
         stored.failed[int(records[number])] = documents[number].failure
     is_here = (columns.outcomes <= TRUNCATED) & np.isin(columns.buckets, list(worker.buckets))
     here = list(compress(documents, is_here))
-    lines = id_lines([names[i] for i in places[is_here].tolist()], [one.sha256 for one in here])
+    lines = id_lines(
+        [made.names[i] for i in places[is_here].tolist()], [one.sha256 for one in here]
+    )
     columns.id_bytes[is_here] = [len(line) for line in lines]
     stored.buckets += columns.buckets[is_here].tolist()
     stored.records += np.where(columns.parts[is_here] > 0, -1, records[is_here]).tolist()
@@ -327,7 +357,7 @@ def _tokenize(
     if worker.transforms is not None:
         texts_here = places[is_here].tolist()
         stored.changes += [
-            changed.get(i) if one.part <= 1 else None for i, one in zip(texts_here, here)
+            made.changed.get(i) if one.part <= 1 else None for i, one in zip(texts_here, here)
         ]
     stored.lines += lines
 

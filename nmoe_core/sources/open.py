@@ -12,6 +12,7 @@ from typing import Any
 from nmoe_core.base.errors import SourceError
 from nmoe_core.sources.file_sources import FileSource, FilesSource
 from nmoe_core.sources.forms.tables import CsvSource
+from nmoe_core.sources.forms.tokens.source import TokensSource
 from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.sources.paths import find_files, sample_files
 from nmoe_core.sources.records import Rows, Source, Split
@@ -27,6 +28,7 @@ _SOURCES: dict[str, type[FileSource[Any]]] = {
     "html": HtmlSource,
     "warc": WarcSource,
     "wet": WetSource,
+    "tokens": TokensSource,
 }
 
 

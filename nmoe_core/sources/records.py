@@ -31,6 +31,18 @@ class TableForm(NamedTuple):
     """Names of the columns; empty: the first row has them."""
 
 
+class TokenForm(NamedTuple):
+    """How files of tokens are written."""
+
+    format: str
+    integers: str | None = None
+    """Type of tokens in files that do not name it."""
+    eos_token_id: int | None = None
+    """Token that ends documents."""
+    joins: bool = False
+    """Whether only this token ends documents, not the end of a row or a sample."""
+
+
 class Reading(NamedTuple):
     """Reading settings of a source's records."""
 
@@ -49,6 +61,8 @@ class Reading(NamedTuple):
     chat_template: str | None = None
     """Renders the text field, which is then a list of messages."""
     table: TableForm = TableForm()
+    tokens: TokenForm | None = None
+    """None: records are texts."""
 
     @property
     def digest(self) -> str:
@@ -56,6 +70,8 @@ class Reading(NamedTuple):
         settings = [self.source, self.text_field, self.id_field, self.on_error]
         more = [self.encoding, self.chat_template, self.table]
         default = ["utf-8", None, TableForm()]
+        if self.tokens is not None:
+            more.append(self.tokens)
         return sha256_json(settings if more == default else settings + more)
 
     @property
@@ -133,6 +149,8 @@ class Record(NamedTuple):
     """Whether the id is generated from the position of a line."""
     encoding: str = ""
     """The detected encoding of its file, if the record is a whole file."""
+    tokens: Any = None
+    """Token ids, with EOS if the file has it: an array of integers. The text is then empty."""
 
 
 class BadRecord(NamedTuple):
@@ -165,6 +183,8 @@ class RecordColumns:
     """Indices of records whose id is generated from the position of a line."""
     bad: dict[int, BadRecord] = field(default_factory=dict)
     """Records that could not be read, by index."""
+    tokens: list[Any] = field(default_factory=list)
+    """Token ids of each record, if the source has tokens."""
 
     @classmethod
     def of(cls, records: Iterable[Record | BadRecord]) -> "RecordColumns":
@@ -180,6 +200,8 @@ class RecordColumns:
             columns.texts.append(record.text)
             if record.is_replaced:
                 columns.replaced.append(place)
+            if record.tokens is not None:
+                columns.tokens.append(record.tokens)
         return columns
 
     def records(self) -> Iterator[Record | BadRecord]:

@@ -23,6 +23,7 @@ from nmoe_core.sources.records import (
     OnError,
     Reading,
     TableForm,
+    TokenForm,
 )
 from nmoe_core.sources.web.pages import extraction
 
@@ -30,8 +31,9 @@ _BOUND = r"-?[0-9](?:_?[0-9]){0,17}%?"
 _SPLIT = re.compile(rf"(\w[\w.-]*)(?:\[({_BOUND})?:({_BOUND})?\])?", re.ASCII)
 
 SourceKind = Literal[
-    "huggingface", "jsonl", "csv", "parquet", "arrow", "files", "html", "warc", "wet"
+    "huggingface", "jsonl", "csv", "parquet", "arrow", "files", "html", "warc", "wet", "tokens"
 ]
+TokenFormat = Literal["megatron", "olmo", "nanogpt", "mds", "datatrove", "hf"]
 _NOT_OF_DATASETS = {
     "paths": "hf_dataset and hf_data_files",
     "valid_paths": "hf_valid_split",
@@ -45,6 +47,11 @@ _NOT_OF_DATASETS = {
     "csv_delimiter": None,
     "csv_quote": None,
     "csv_names": None,
+    "format": None,
+    "tokens_field": None,
+    "integers": None,
+    "eos_token_id": None,
+    "bounds": None,
 }
 # Keys that only some kinds take.
 KINDS_OF: dict[str, tuple[SourceKind, ...]] = {
@@ -53,8 +60,14 @@ KINDS_OF: dict[str, tuple[SourceKind, ...]] = {
     "csv_delimiter": ("csv",),
     "csv_quote": ("csv",),
     "csv_names": ("csv",),
+    "format": ("tokens",),
+    "tokens_field": ("tokens",),
+    "integers": ("tokens",),
+    "eos_token_id": ("tokens",),
+    "bounds": ("tokens",),
 }
-_WITHOUT_FIELDS = ("files", "html")
+_WITHOUT_FIELDS = ("files", "html", "tokens")
+_WITH_FIELDS = ("mds", "hf")  # formats of tokens that have columns
 _OF_PAGES = ("html", "warc", "wet")  # they have no field of text, and their own ids
 _NOT_OF_FILES = {
     "hf_dataset": "paths",
@@ -173,6 +186,18 @@ class SourceSpec(StrictModel):
     """Character around values with delimiters or line ends; empty: quotes are text (csv)."""
     csv_names: tuple[str, ...] = ()
     """Names of the columns of files without a header (csv)."""
+    format: TokenFormat | None = None
+    """Tool that wrote the files (tokens)."""
+    tokens_field: str | None = Field(default=None, min_length=1)
+    """Column of token ids (tokens: mds, hf). Default: `tokens` or `input_ids`; `input_ids` of
+    hf."""
+    integers: Literal["uint16", "uint32", "int32", "int64"] | None = None
+    """Type of the token ids in files that do not name it (tokens)."""
+    eos_token_id: int | None = Field(default=None, ge=0)
+    """Token that ends documents (tokens). It must be the EOS of the run's tokenizer."""
+    bounds: Literal["index", "eos"] = "index"
+    """`eos`: documents end only at this token, such as those of packed rows; `index`: at the bounds
+    that the files have, if they have some (tokens)."""
 
     @field_validator("split", "valid_split", "hf_split", "hf_valid_split")
     @classmethod
@@ -210,6 +235,8 @@ class SourceSpec(StrictModel):
             raise ValueError(f"source {self.id!r} of kind {self.kind} does not take columns")
         if self.kind in _OF_PAGES and self.model_fields_set & {"text_field", "id_field"}:
             raise ValueError(f"source {self.id!r} of kind {self.kind} has no text_field, id_field")
+        if self.kind == "tokens":
+            self._check_tokens()
         absent = [name for name in self.columns or () if name not in WARC_FIELDS]
         if self.kind in ("warc", "wet") and absent:
             raise ValueError(f"source {self.id!r} has no column {absent[0]!r}, but {WARC_FIELDS}")
@@ -219,14 +246,28 @@ class SourceSpec(StrictModel):
             raise ValueError(f"source {self.id!r} of kind {self.kind} needs paths")
         return self
 
+    def _check_tokens(self) -> None:
+        if self.format is None:
+            raise ValueError(f"source {self.id!r} of kind tokens needs format")
+        if "text_field" in self.model_fields_set:
+            raise ValueError(f"source {self.id!r} of kind tokens takes tokens_field")
+        if self.format not in _WITH_FIELDS and (self.tokens_field or self.id_field):
+            raise ValueError(f"source {self.id!r} of format {self.format} has no fields")
+
     @property
     def reading(self) -> Reading:
         """Reading settings for the records."""
         limit = self.max_record_mb * 2**20
         kept = self.columns or ()
         form = TableForm(self.csv_delimiter, self.csv_quote, self.csv_names)
-        names = (self.id, self.text_field, self.id_field, self.on_error)
-        return Reading(*names, limit, kept, self.encoding, self.chat_template, form)
+        field = self.text_field
+        tokens = None
+        if self.format is not None:
+            own = self.integers, self.eos_token_id, self.bounds == "eos"
+            tokens = TokenForm(self.format, *own)
+            field = self.tokens_field or ("input_ids" if self.format == "hf" else field)
+        names = (self.id, field, self.id_field, self.on_error)
+        return Reading(*names, limit, kept, self.encoding, self.chat_template, form, tokens)
 
     def with_columns(self, columns: tuple[str, ...]) -> "SourceSpec":
         """The same source with these passthrough columns, unless the source sets its own columns.

@@ -1,15 +1,17 @@
 """Decodes many documents at once into an Arrow array of texts.
 
-With a tiktoken encoding, one call looks up the bytes of all tokens of a batch in a table. This is
-many times faster than decoding document by document, which other tokenizers require.
+If a tokenizer's text is the bytes of its tokens one after the other (an encoding of tiktoken, or a
+byte-level `tokenizer.json`), one call looks up the bytes of all tokens of a batch in a table. This
+is many times faster than decoding document by document, which other tokenizers require.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nmoe_core.text.reference import TiktokenReference
+from nmoe_core.text.reference import Reference
 from nmoe_core.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -22,16 +24,28 @@ def decode_documents(
     """The texts of documents. `tokens` are the tokens of a shard file; `spans`, int64 `[documents,
     2]`, include EOS and, if the shard has BOS, BOS. A document that was cut inside a character ends
     with U+FFFD."""
+    bos = tokenizer.bos_token_id
+    is_bos = np.zeros(len(spans), np.int64)
+    if bos is not None and len(spans):
+        is_bos[:] = (tokens[spans[:, 0]] == bos) & (spans[:, 1] - spans[:, 0] > 1)
+    starts = (spans[:, 0] + is_bos).tolist()
+    inner = [tokens[start : end - 1] for start, end in zip(starts, spans[:, 1].tolist())]
+    return decode_tokens(tokenizer.reference, inner)
+
+
+def decode_tokens(reference: Reference, rows: Sequence[np.ndarray]) -> "pa.LargeStringArray":
+    """The text of each row of tokens, which have neither BOS nor EOS. A row that was cut inside a
+    character ends with U+FFFD."""
     import pyarrow as pa
 
-    inner = [tokens[start : end - 1] for start, end in spans.tolist()]
-    if not isinstance(tokenizer.reference, TiktokenReference) or tokenizer.bos_token_id is not None:
-        return pa.array(map(tokenizer.decode, inner), pa.large_string())
-    ids = np.concatenate([np.empty(0, tokens.dtype), *inner])
-    _, places, payload = _table(tokenizer.reference).take(pa.array(ids)).buffers()
-    lasts = np.cumsum([0, *map(len, inner)], dtype=np.int64)
+    table = _table(reference)
+    if table is None:
+        return pa.array((reference.decode(row.tolist()) for row in rows), pa.large_string())
+    ids = np.concatenate([np.empty(0, np.uint16), *rows])
+    _, places, payload = table.take(pa.array(ids)).buffers()
+    lasts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     offsets = pa.py_buffer(np.frombuffer(places, np.int64)[lasts])
-    texts = pa.Array.from_buffers(pa.large_binary(), len(inner), [None, offsets, payload])
+    texts = pa.Array.from_buffers(pa.large_binary(), len(rows), [None, offsets, payload])
     try:
         return texts.cast(pa.large_string())  # the cast checks every byte
     except pa.ArrowInvalid:
@@ -39,11 +53,20 @@ def decode_documents(
         return pa.array(decoded, pa.large_string())
 
 
+def share_table(reference: Reference) -> None:
+    """Make the table of a tokenizer now, so that processes forked later share it."""
+    _table(reference)
+
+
 @functools.lru_cache(maxsize=2)
-def _table(reference: TiktokenReference) -> "pa.LargeBinaryArray":
-    """The bytes of each token, empty for an id without a token."""
+def _table(reference: Reference) -> "pa.LargeBinaryArray | None":
+    """The bytes of each token, empty for an id without a token; None if a text is not the bytes of
+    its tokens."""
     import pyarrow as pa
 
-    payload, offsets = reference.token_bytes
+    found = reference.token_bytes
+    if found is None:
+        return None
+    payload, offsets = found
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(payload)]
     return pa.Array.from_buffers(pa.large_binary(), reference.vocab_size, buffers)

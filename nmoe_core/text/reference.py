@@ -148,6 +148,11 @@ class Reference:
         """The bytes of each token, in the same form for all tokenizers."""
         raise NotImplementedError
 
+    @cached_property
+    def token_bytes(self) -> TokenBytes | None:
+        """The bytes of all ids, if a text is the bytes of its tokens one after the other."""
+        return None
+
 
 def unreadable(
     path: Path | str, found: str, do: str = "name another file, or restore it"

@@ -12,13 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 
 from loader.files.regular import read_file
 from loader.plan.settings import TOKENIZER_FILES
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.fingerprint import sha256_json
-from nmoe_core.text.reference import Kind, Reference, is_failure, unreadable
+from nmoe_core.text.reference import Kind, Reference, TokenBytes, is_failure, unreadable
 
 BESIDE = ("tokenizer_config.json", "generation_config.json")
 _FILES = (*TOKENIZER_FILES, *BESIDE)
@@ -140,6 +141,17 @@ class JsonReference(Reference):
             i: token.encode() if token in added else _spelling(token, written)
             for token, i in self._ids.items()
         }
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes | None:
+        """Of a byte-level tokenizer, if the library decodes each token as its bytes."""
+        if (self.data.get("decoder") or {}).get("type") != "ByteLevel":
+            return None
+        spelled = self.spellings()
+        found = [spelled.get(i, b"") for i in range(self.vocab_size)]
+        if any(self.decode([i]) != one.decode("utf-8", "replace") for i, one in enumerate(found)):
+            return None
+        return TokenBytes(b"".join(found), np.cumsum([0, *map(len, found)], dtype=np.int64))
 
 
 def _growth(normalizer: Any) -> float:

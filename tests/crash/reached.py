@@ -179,6 +179,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "nmoe_core.audit.readings.curves:LossTables.write",
         "nmoe_core.audit.readings.names:write_documents",
     ),
+    "test_a_refused_pass_leaves_no_project": ("nmoe_core.cli.project.import_tokens:import_tokens",),
     "test_a_model_is_downloaded_once_and_its_licence_is_kept": (
         "nmoe_core.engine.weights.fetch.get:_from_wheel",
     ),

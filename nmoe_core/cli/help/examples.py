@@ -8,6 +8,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "nmoe init --configs configs/",
         "nmoe init HuggingFaceFW/fineweb --subset sample-10BT",
     ),
+    "nmoe import": (
+        "nmoe import megatron corpus/web_text_document --tokenizer gpt2/tokenizer.json",
+        "nmoe import olmo tokens/ --tokenizer allenai/OLMo-2-1124-7B",
+    ),
     "nmoe run": ("nmoe run", "nmoe run train_heads grade curate --set calibration.target_keep=0.3"),
     "nmoe ui": ("nmoe ui --port 3100",),
     "nmoe fetch": (

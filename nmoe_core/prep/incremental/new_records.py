@@ -28,9 +28,9 @@ class Note(NamedTuple):
 
     row: int
     what: str
-    """`skipped_records`, or `file_encodings`."""
+    """`skipped_records`, `file_encodings` or `changed_tokens`."""
     name: str
-    """The reason why the record is left out, or the detected encoding."""
+    """The reason why the record is left out, the detected encoding, or the change."""
 
 
 class BlockRecords(NamedTuple):
@@ -194,7 +194,10 @@ def _record_keys(records: list[Record | BadRecord], read: Sequence[tuple[Any, ..
             continue
         values = json.dumps(read[i]) if read else ""
         text = f"{values}{len(record.id)}:{record.id}{record.text}"
+        payload = text.encode("utf-8", "surrogatepass")
+        if record.tokens is not None:
+            payload += record.tokens.dtype.str.encode() + record.tokens.tobytes()
         places.append(i)
-        payloads.append(text.encode("utf-8", "surrogatepass"))
+        payloads.append(payload)
     keys[places] = line_keys(payloads)
     return keys

@@ -1,29 +1,14 @@
 """Raw tokens: with a table of documents for Megatron-LM and OLMo-core, with a header for llm.c.
 
-Megatron-LM and related trainers (NeMo, Megatron-DeepSpeed, Fast-LLM) read `{name}.bin` and
-`{name}.idx`. `.bin` has all tokens as int32 or uint16, with the bytes of the shards. `.idx` is
-`MMIDIDX\\0\\0`, then little-endian: uint64 version 1, uint8 type (4 is int32, 8 is uint16), uint64
-number of sequences, uint64 number of document bounds, int32 length of each sequence, int64 byte
-offset of each, int64 bounds of documents in sequences (`megatron.core.datasets.indexed_dataset`). A
-document is one sequence. Pass the path without its suffix as `--data-path`.
-
-OLMo-core reads `{name}-NNNNN.npy` with raw tokens and `{name}-NNNNN.csv.gz` with documents. The
-`.npy` is not an NPY file: it has only the tokens, as `numpy.memmap` writes them; OLMo-core and
-Dolma use the suffix `.npy` for such files. The table has one row per document: start and end in
-tokens (end exclusive), id, file, and number in the file. Each shard file becomes one pair of `.npy`
-and `.csv.gz`. Pass the `.npy` paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that
-`export.json` names. OLMo-core reads the table line by line, so a line break in an id is written
-as `\\n` or `\\r`.
-
-llm.c reads `{name}_NNNNNN.bin`: 256 int32, of which the first three are the magic number, the
-version and the number of tokens, then the tokens as uint16 (magic 20240520, version 1) or uint32
-(20240801, 7).
+`nmoe_core.sources.forms.tokens` has the formats. For Megatron, a document is one sequence; pass the
+path without its suffix as `--data-path`. For OLMo-core, each shard file becomes one pair of `.npy`
+and `.csv.gz`; pass the `.npy` paths as `paths` of a `NumpyFSLDataset`, with the `dtype` that
+`export.json` names. A line break in an id is written as `\\n` or `\\r`.
 """
 
 import csv
 import gzip
 import io
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,13 +16,11 @@ import numpy as np
 
 from nmoe_core.base.atomic import atomic_file, write_bytes
 from nmoe_core.shards.documents import ShardFile
+from nmoe_core.sources.forms.tokens import megatron
+from nmoe_core.sources.forms.tokens.raw import LLMC, LLMC_INTEGERS
 
-# The code of the integer type, by bytes per token.
-_MAGIC = b"MMIDIDX\x00\x00"
-_VERSION = 1
-_TYPES = {4: 4, 2: 8}
-# The magic number and the version of llm.c's files, by bytes per token.
-_LLMC = {4: (20240801, 7), 2: (20240520, 1)}
+# The code of Megatron's type of tokens, by bytes per token.
+_CODES = {4: 4, 2: 8}
 
 
 def write_megatron(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[Path]:
@@ -55,9 +38,11 @@ def write_megatron(output: Path, name: str, files: Iterator[ShardFile]) -> Itera
     lengths = np.concatenate(found)
     offsets = np.cumsum(lengths) - lengths
     bounds = np.arange(len(lengths) + 1)
-    counts = struct.pack("<QBQQ", _VERSION, _TYPES[size], len(lengths), len(bounds))
+    head = megatron.HEADER.pack(
+        megatron.MAGIC, megatron.VERSION, _CODES[size], len(lengths), len(bounds)
+    )
     columns = lengths.astype("<i4"), size * offsets.astype("<i8"), bounds.astype("<i8")
-    write_bytes(index, b"".join([_MAGIC, counts, *(column.tobytes() for column in columns)]))
+    write_bytes(index, b"".join([head, *(column.tobytes() for column in columns)]))
     yield index
 
 
@@ -83,8 +68,8 @@ def write_llmc(output: Path, name: str, files: Iterator[ShardFile]) -> Iterator[
     """Write one file per shard file; yields the path of each when it is complete."""
     for number, file in enumerate(files):
         path = output / f"{name}_{number:06d}.bin"
-        header = np.zeros(256, "<i4")
-        header[:3] = *_LLMC[file.tokens.itemsize], len(file.tokens)
+        header = np.zeros(LLMC_INTEGERS, "<i4")
+        header[:3] = *LLMC[file.tokens.itemsize], len(file.tokens)
         with atomic_file(path) as stream:
             stream.write(header.data)
             stream.write(file.tokens.data)

@@ -134,6 +134,8 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
                 is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
                 if not is_list or not pa.types.is_struct(kind.value_type):
                     what = f"field is {kind}, not a list of messages"
+            elif is_text and reading.tokens is not None:
+                what = None if _holds_tokens(pa, kind) else f"field is {kind}, not a list of tokens"
             elif not _holds_text(pa, kind) and (is_text or not pa.types.is_integer(kind)):
                 what = f"field is {kind}, not {'text' if is_text else 'text or whole numbers'}"
         if what is not None:
@@ -142,7 +144,7 @@ def check_fields(schema: Any, reading: Reading, where: str) -> None:
                 where=where,
                 found=", ".join(field_names(schema)),
                 expected=name,
-                do="set text_field or id_field of this source",
+                do="set text_field, tokens_field or id_field of this source",
                 code="E-SOURCE-FIELD",
             )
 
@@ -240,7 +242,8 @@ def cut_batch(batch: Any, reading: Reading) -> Iterator[Any]:
         if (field := find_field(batch.schema, name)) is None:
             continue
         array = _values(pa, batch.column(field.column), field.path)
-        is_as_stored = i >= num_first or (i == 0 and reading.chat_template is not None)
+        are_lists = reading.chat_template is not None or reading.tokens is not None
+        is_as_stored = i >= num_first or (i == 0 and are_lists)
         arrays.append(array if is_as_stored else _as_bytes(pa, array))
         names.append(str(i) if i < num_first else name)
         arrays[-1].validate(full=True)
@@ -338,6 +341,12 @@ def _as_bytes(pa: Any, array: Any) -> Any:
     # The cast from text to bytes does not validate UTF-8: each record reports its own invalid text.
     is_small = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind)
     return array.cast(pa.binary() if is_small else pa.large_binary())
+
+
+def _holds_tokens(pa: Any, kind: Any) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    return is_list and pa.types.is_integer(kind.value_type)
 
 
 def _holds_text(pa: Any, kind: Any) -> bool:

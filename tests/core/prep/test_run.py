@@ -333,7 +333,7 @@ def test_long_texts_are_tokenised_by_pieces_to_the_same_shards(
     web = web.with_(max_doc_tokens=50, long_documents=way)
     web.prep()
     pieces = web.at(tmp_path / "pieces")
-    for name in ("incremental.new_records._BATCH_CHARS", "encode.PIECE_CHARS"):
+    for name in ("incremental.new_records._BATCH_CHARS", "encoding.texts.PIECE_CHARS"):
         monkeypatch.setattr(f"nmoe_core.prep.{name}", 1)
     report = pieces.prep()
     assert (report.outcomes["truncated"] > 100) == (way == "cut")
