@@ -56,10 +56,12 @@ from nmoe_core.text.redact import Redactor
 from nmoe_core.text.tokenizer import load_tokenizer
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.chain import KINDS, Chain
+from nmoe_core.text.transforms.edits import edits_between
 from nmoe_core.text.transforms.lines.rules import LineRules
 from tests.growth import processor_s
 
 Reader = Callable[[str], object]
+_OWN = "function"  # code of the user
 HITS = (
     "version 1.2.3.4 me@mail.example.org 8.8.8.8 4111111111111111 DE89370400440532013000 "
     "+49 30 1234567 415-555-2671 https://me:pw@host/a?b=c <|channel|>final<|message|> "
@@ -188,9 +190,7 @@ def _fields(text: str) -> object:
 
 @cache
 def _evaluations() -> Evaluations:
-    path = _directory() / "evaluation.jsonl"
-    path.write_bytes(orjson.dumps({"text": " ".join(["a"] * 20 + ["1"] * 20)}))
-    return Evaluations.read({"set": path})
+    return Evaluations.of({"set": [" ".join(["a"] * 20 + ["1"] * 20)]})
 
 
 @cache
@@ -268,7 +268,8 @@ READERS: dict[str, Reader] = {
     "attributes.language": _of_texts(language),
     "attributes.signatures": _of_texts(signatures),
     "attributes.contamination": _of_texts(lambda texts: contamination(texts, _evaluations())),
-    **{f"text.transforms.{kind}": _of_transform(kind) for kind in sorted(KINDS)},
+    **{f"text.transforms.{kind}": _of_transform(kind) for kind in sorted(KINDS) if kind != _OWN},
+    "text.transforms.edits": lambda text: edits_between(text, text[::2] + "\n" + text, "rule"),
     "labels.text_statistics": measure,
     "labels.heuristic": lambda text: (refusal(text), grade(measure(text))),
     "labels.fenced": fenced,
