@@ -10,7 +10,7 @@ seconds. So an input that changes back to earlier content also gets a run.
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -23,7 +23,7 @@ from nmoe_assets.ops.pipeline import PART_OF, step_error
 from nmoe_assets.resources import COMMAND, Notifier
 from nmoe_core.base.errors import NmoeError
 from nmoe_core.config.run import Run
-from nmoe_core.prep.mixture import SourcePlan, run_sources
+from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.tasks.graph.require import require_tasks
 from nmoe_core.tasks.prep import is_remote, source_mark
 
@@ -60,6 +60,7 @@ def source_watch(
         listed = _listed(context.cursor)
         requests = []
         may_follow = cache(lambda: _may_follow(run))  # looks at the files of all sources
+        made = cache(lambda: _made(context.instance, follow.keys))
         now = int(time.time())
         for source in sources:
             before, listed_at = listed.get(source.name, (None, 0))
@@ -72,9 +73,9 @@ def source_watch(
                 continue
             shards = asset_key(run, [source.name, "shards"])
             # The first run is not automatic.
-            if before != mark and _is_made(context.instance, shards):
+            if before != mark and shards in made():
                 mark_now = f"{mark}:{now}"
-                behind = _behind(run, context.instance, follow, source.name) if may_follow() else []
+                behind = _behind(run, made(), source.name, sources) if may_follow() else []
                 requests += _requests(run, prep, follow, behind, source.name, mark_now)
             listed[source.name] = mark, now if is_remote(run, source) else 0
         cursor = json.dumps(listed, sort_keys=True)
@@ -91,9 +92,12 @@ def _listed(cursor: str | None) -> dict[str, tuple[str, int]]:
     return {name: (one, 0) if isinstance(one, str) else tuple(one) for name, one in values}
 
 
-def _is_made(instance: dg.DagsterInstance, key: dg.AssetKey) -> bool:
-    """Whether an asset was ever made."""
-    return instance.get_latest_materialization_event(key) is not None
+def _made(instance: dg.DagsterInstance, keys: Sequence[dg.AssetKey]) -> list[dg.AssetKey]:
+    """Those assets that were ever made. Read at once: asking Dagster about each asset of each
+    source takes longer than a tick may."""
+    entries = (record.asset_entry for record in instance.get_asset_records(keys))
+    found = {entry.asset_key for entry in entries if entry.last_materialization_record}
+    return [key for key in keys if key in found]
 
 
 def _requests(
@@ -139,12 +143,11 @@ def _may_follow(run: Run) -> bool:
 
 
 def _behind(
-    run: Run, instance: dg.DagsterInstance, follow: TaskJob, source: str
+    run: Run, made: list[dg.AssetKey], source: str, sources: list[SourcePlan]
 ) -> list[dg.AssetKey]:
-    """The assets of a source and of the whole mixture that were ever made."""
-    others = {plan.name for plan in run_sources(run)} - {source}
-    keys = [key for key in follow.keys if first_name(run, key) not in others]
-    return [key for key in keys if _is_made(instance, key)]
+    """Those of the assets `made` that are of a source or of the whole mixture."""
+    others = {plan.name for plan in sources} - {source}
+    return [key for key in made if first_name(run, key) not in others]
 
 
 def failure_notices(run: Run) -> list[dg.SensorDefinition]:

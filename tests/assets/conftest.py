@@ -11,6 +11,7 @@ import pytest
 
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
+from tests.assets.daemon import Daemon, of_finished
 from tests.assets.server import Dagster
 from tests.assets.small_project import (
     append,
@@ -47,6 +48,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def defs(run: Run) -> dg.Definitions:
     return build_definitions(run)
+
+
+@pytest.fixture
+def daemon(defs: dg.Definitions, in_memory: dg.DagsterInstance) -> Daemon:
+    """The ticks of a daemon over a project whose outputs are all made."""
+    return of_finished(defs, in_memory)
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,21 @@ from nmoe_assets.dagster_private import CheckTarget
 from nmoe_assets.ops import follow_changes
 from nmoe_assets.partitions import RANGE_END, RANGE_START, label_partitions, range_tags
 from tests.assets.dagster_internals import AssetMaterializationPlannedData, StepMaterializationData
-from tests.assets.small_project import KEYS, tick
+from tests.assets.small_project import KEYS, SOURCES, tick
 
 HEADS = ("backbone", "student", "probe_head", "judge_head", "calibration")
+
+
+def of_each(*names: str) -> dict[str, set[str | None]]:
+    """All partitions of these assets of each source."""
+    return {f"{source}/{name}": set(KEYS) for source in SOURCES for name in names}
+
+
+GRADES = of_each("quality_scores")
+HEADS_AGAIN: dict[str, set[str | None]] = {"hydra/probe_head": {None}, "hydra/judge_head": {None}}
+CALIBRATION: dict[str, set[str | None]] = {"hydra/calibration": {None}}
+PLAN: dict[str, set[str | None]] = {"mixture/loader_plan": {None}}
+REGRADE_PLAN: dict[str, set[str | None]] = {"hydra/regrade_plan": {None}}
 
 
 class Daemon:
@@ -169,3 +181,11 @@ class Daemon:
             for key in KEYS:
                 self.report(source, name, version=version + key, partition=key)
         self.report(source, "curated_manifest", version=version)
+
+
+def of_finished(defs: dg.Definitions, instance: DagsterInstance) -> Daemon:
+    """A daemon over a project whose outputs are all made."""
+    daemon = Daemon(defs, instance)
+    daemon.everything()
+    assert daemon.tick() == {}
+    return daemon

@@ -11,25 +11,12 @@ from nmoe_assets.component import build_definitions
 from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.partitions import label_partitions, range_tags
 from nmoe_core.config.run import Run
-from tests.assets.daemon import Daemon
+from tests.assets.daemon import Daemon, of_finished
 from tests.assets.small_project import KEYS, tick
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 SCORES = AssetKey(["docs", "quality_scores"])
 TOPICS = {f"{source}/topics" for source in ("code", "docs", "notes")}
-
-
-@pytest.fixture
-def daemon(defs: dg.Definitions, in_memory: DagsterInstance) -> Daemon:
-    return of_finished(defs, in_memory)
-
-
-def of_finished(defs: dg.Definitions, instance: DagsterInstance) -> Daemon:
-    """A daemon over a project whose outputs are all made."""
-    daemon = Daemon(defs, instance)
-    daemon.everything()
-    assert daemon.tick() == {}
-    return daemon
 
 
 @pytest.mark.long

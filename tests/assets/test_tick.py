@@ -11,6 +11,7 @@ from sqlalchemy import Engine, event
 from nmoe_assets.component import build_definitions
 from nmoe_core.config.run import Run
 from tests.assets.daemon import Daemon
+from tests.assets.small_project import tick
 from tests.project import jsonl_source, write_project
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -79,6 +80,22 @@ def test_a_tick_after_a_change_of_a_setting_reads_only_what_the_setting_concerns
             daemon.defs = build_definitions(Run(config, {"batch_size": 2}))
             statements.clear()
             assert daemon.tick() == {"mixture/loader_plan": {None}}
+            found.append([s for s in statements if s.startswith("SELECT")])
+    few, many = map(len, found)
+    assert 0 < many == few
+
+
+def test_the_first_tick_that_watches_sources_reads_what_was_made_of_all_at_once(
+    tmp_path: Path, statements: list[str]
+) -> None:
+    """It may request every source; over Dagster's limit of a tick, it would do so for ever."""
+    found = []
+    for num_sources in (2, 7):
+        with dg.DagsterInstance.ephemeral() as instance:
+            daemon = _made_of(num_sources, tmp_path / str(num_sources), instance)
+            statements.clear()
+            first = tick("source_watch", daemon.defs, instance, None)
+            assert len(first.run_requests) == num_sources
             found.append([s for s in statements if s.startswith("SELECT")])
     few, many = map(len, found)
     assert 0 < many == few
