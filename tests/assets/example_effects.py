@@ -219,6 +219,9 @@ _MODEL_OF_HUB = "it needs the weights of a published model"
 _SERVER = "the oracle of the project is no server; test_batch.py tries them"
 # Examples that are only parsed, and why.
 _BUCKET = "its run is in a bucket: tests/core/bucket tries it"
+_TOKENS = "a corpus of another tool; tests/core/cli/test_import.py has some"
+_LOSSES = "the losses of a trainer; tests of readings have some"
+_DECODERS = "dozens of decoders; tests/core/tasks/ablate/test_mix.py trains some"
 LISTED = {
     "nmoe fetch smollm2": "it asks the package index",
     "nmoe fetch HuggingFaceTB/SmolLM2-360M models/smollm2-360m": _MODEL_OF_HUB,
@@ -238,6 +241,15 @@ LISTED = {
     "nmoe hydra answers results.jsonl": _SERVER,
     "nmoe hydra plan-labels --budget 200": "all documents of the project are labelled",
     "nmoe init HuggingFaceFW/fineweb --subset sample-10BT": "it asks the hub",
+    "nmoe import megatron corpus/web_text_document --tokenizer gpt2/tokenizer.json": _TOKENS,
+    "nmoe import olmo tokens/ --tokenizer allenai/OLMo-2-1124-7B": _TOKENS,
+    "nmoe exposure --step 2000": "the plan of the project has fewer steps",
+    "nmoe exposure --by license --out exposure.parquet": "no source keeps its licences",
+    "nmoe diff out/mixture/remix_0001.json out/mixture/loader_plan.json": "the plan has no remix",
+    "nmoe losses losses/ --by topic --spike auto": _LOSSES,
+    "nmoe losses losses/ --plan plan.json --worst 50 --out report": _LOSSES,
+    "nmoe mix": _DECODERS,
+    "nmoe mix --runs 48 --target trusted=trusted.jsonl --write weights.toml": _DECODERS,
 }
 # Of `python -m loader`: the verb, what follows it, and the pattern of what it prints.
 LOADER = {

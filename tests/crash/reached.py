@@ -58,7 +58,7 @@ _BY_WRITER = {
     "attributes": (
         "nmoe_core.attributes.attribute:replace_rows",
         "nmoe_core.shards.attribute_file:write_attribute",
-        "nmoe_core.attributes.joined:join_attribute",
+        "nmoe_core.attributes.own.files:join_attribute",
         "nmoe_core.attributes.shared:_write",
         "nmoe_core.attributes.shared:write_changed",
     ),

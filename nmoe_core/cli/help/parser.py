@@ -54,7 +54,7 @@ class HelpfulParser(PathParser):
         if "--set" not in self._option_string_actions:
             return ""
         from nmoe_core.config.renamed import RENAMED
-        from nmoe_core.config.schema import run_keys
+        from nmoe_core.config.schema import OTHER, run_keys
 
         tables = {key.rpartition(".")[0] for key in self.get_default("keys").values()}
         found: list[str] = []
@@ -63,6 +63,8 @@ class HelpfulParser(PathParser):
             name = flag.removeprefix("no_")
             ends = (name, f"{name}_toml")
             names = [key for key in (*run_keys(), *RENAMED) if key.rpartition(".")[2] in ends]
+            # Tables whose names the user chooses are the least likely ones.
+            names.sort(key=lambda key: f".{OTHER}." in key)
             if not word.startswith("--") or not names:
                 continue
             near = [key for key in names if key.rpartition(".")[0] in tables] or names

@@ -12,6 +12,7 @@ import ftfy
 from ftfy.badness import BADNESS_RE
 
 from nmoe_core.base.errors import ConfigError
+from nmoe_core.config import functions
 from nmoe_core.config.transforms import FixTextTable, RedactTable
 from nmoe_core.text.transforms import chain
 from tests.core.text.transforms.applied import applied, batch_of, chain_of, one
@@ -87,7 +88,7 @@ def test_the_version_of_the_library_is_part_of_the_identity(
 ) -> None:
     table = FixTextTable(kind="fix_text")
     [before] = chain.identity([table])
-    monkeypatch.setattr(chain, "version", lambda package: "0")
+    monkeypatch.setattr(functions, "version", lambda package: "0")
     [after] = chain.identity([table])
     assert before["packages"] == {"ftfy": ftfy.__version__}
     assert after == before | {"packages": {"ftfy": "0"}}
@@ -99,7 +100,7 @@ def test_a_missing_library_is_named_with_the_extra_that_has_it(
     def version(package: str) -> str:
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr(chain, "version", version)
+    monkeypatch.setattr(functions, "version", version)
     with pytest.raises(ConfigError, match=r"needs the package `ftfy`.*nmoe-data\[transforms\]"):
         chain.identity([FixTextTable(kind="fix_text")])
     assert chain.identity([RedactTable(kind="redact", kinds=("email",))]), "it needs no library"
