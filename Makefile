@@ -62,7 +62,7 @@ test-long: setup  ## second proofs of what the quick tests show, and whole runs 
 
 # The newest Python on this machine that is supported and newer than the environment's own.
 NEWEST = $(shell own=$$($(BIN)/python -c 'import sys; print(sys.version_info.minor)'); \
-	for minor in 13 12; do [ $$minor -gt $$own ] || exit 0; \
+	for minor in 13 12; do [ $$minor -gt $${own:-99} ] || exit 0; \
 	for python in python3.$$minor $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.$$minor.*/bin/python; do \
 	"$$python" -c 'import ensurepip' 2>/dev/null && echo "$$python" && exit; done; done)
 NEWEST_TESTS := tests/core/prep/test_pipeline.py tests/core/attributes/test_where.py \
