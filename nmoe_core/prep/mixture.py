@@ -11,7 +11,6 @@ from typing import Any
 
 from loader.plan import tables
 from loader.plan.mixture import Stage, quotas, resolve_stages
-from loader.plan.tables import read_toml
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.base.strict import validate
 from nmoe_core.config.run import Run
@@ -106,12 +105,14 @@ class _Flow:
 
     def _known_sources(self) -> list[str]:
         """The names of all sources of the mixture's file, also those of other flows."""
-        mixtures = read_toml(self.mixture_toml)["mixtures"].values()
+        mixtures = tables.read_toml(self.mixture_toml)["mixtures"].values()
         return sorted({one["id"] for mixture in mixtures for one in mixture["sources"]})
 
     def _specs(self, mixture: str) -> Iterator[SourceSpec]:
         """The sources of a mixture, as its file describes them."""
-        for i, table in enumerate(read_toml(self.mixture_toml)["mixtures"][mixture]["sources"]):
+        for i, table in enumerate(
+            tables.read_toml(self.mixture_toml)["mixtures"][mixture]["sources"]
+        ):
             where = f"{self.mixture_toml} [mixtures.{mixture}] source {i}"
             yield validate(SourceSpec, table, where).with_columns(self.columns)
 
@@ -130,8 +131,8 @@ def _flow(run: Run, name: str | None = None, max_tokens: str | int | None = None
 
 
 def run_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
-    """The stages of the run's flow, with token targets and the weights that its plan has: those of
-    the file `mixture.weights`, if the run names one. Raises ConfigError if the file has no weight
+    """The stages of the run's flow, with token targets and the weights of its plan, which are from
+    the file `mixture.weights` if the run names one. Raises ConfigError if the file has no weight
     for a source of a stage, or weights of other sources."""
     stages = _flow(run, flow).stages()
     path = run.config.mixture.weights

@@ -58,7 +58,7 @@ class ShardFile:
         """
         if self.ids_path is None:
             return [(doc_id, "") for doc_id in self.doc_ids()]
-        return _ids_of(self.ids_path, len(self.spans))
+        return ids_of_file(self.ids_path, len(self.spans))
 
     def documents(self) -> Iterator[tuple[str, np.ndarray, tuple[str, str]]]:
         """Document id, tokens with BOS and EOS, and `ids` of each document, in index order."""
@@ -176,7 +176,7 @@ def ingest_ids(manifest: Manifest) -> Iterator[tuple[str, str]]:
     for entry in _in_order(manifest):
         name = entry.extra.get("ids_path")
         if isinstance(name, str):
-            yield from _ids_of(resolve_inside(manifest.path.parent, name), entry.num_documents)
+            yield from ids_of_file(resolve_inside(manifest.path.parent, name), entry.num_documents)
 
 
 def ingest_ids_at(manifest: Manifest, documents: np.ndarray) -> list[str]:
@@ -282,7 +282,9 @@ def _in_order(manifest: Manifest) -> list[ShardEntry]:
     return sorted(manifest.shards, key=lambda entry: PurePosixPath(entry.path).parts)
 
 
-def _ids_of(path: Path, num_documents: int) -> list[tuple[str, str]]:
+def ids_of_file(path: Path, num_documents: int) -> list[tuple[str, str]]:
+    """Ingest id and text hash of each document of a file, in index order. Raises as `read_ids`, and
+    FormatError if the number of rows differs (E-SHARD-IDS)."""
     ids = list(read_ids(path))
     if len(ids) != num_documents:
         raise _bad_ids(path, f"{len(ids)} rows", f"{num_documents} documents")

@@ -12,8 +12,7 @@ import numpy as np
 from loader.files.format import resolve_inside
 from loader.rows.documents import DocumentFile, DocumentTable
 from nmoe_core.base.atomic import atomic_file
-from nmoe_core.base.errors import FormatError
-from nmoe_core.shards.documents import read_ids
+from nmoe_core.shards.documents import ids_of_file
 
 _ROWS = 1 << 16
 
@@ -41,18 +40,7 @@ def ids_of(table: DocumentTable, file: DocumentFile) -> list[tuple[str, str]] | 
     name = entry.extra.get("ids_path")
     if not isinstance(name, str):
         return None
-    path = resolve_inside(manifest.path.parent, name)
-    found = list(read_ids(path))
-    if len(found) != file.stop - file.first:
-        raise FormatError(
-            "ids do not belong to their shard",
-            where=path,
-            found=f"{len(found)} rows",
-            expected=f"{file.stop - file.first} documents",
-            do="run prep for this shard again",
-            code="E-SHARD-IDS",
-        )
-    return found
+    return ids_of_file(resolve_inside(manifest.path.parent, name), file.stop - file.first)
 
 
 def named(table: DocumentTable, documents: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ first 512 tokens. Memory: the lengths of all documents, 512 tokens of each, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,35 +21,34 @@ from nmoe_core.config.run import Run
 from nmoe_core.labels.documents import JsonlTexts
 from nmoe_core.labels.label_files import read_label_file
 from nmoe_core.prep.mixture import run_sources
-from nmoe_core.shards.documents import ShardFile, beginning, shard_files
+from nmoe_core.shards.documents import ShardFile, shard_files
+from nmoe_core.tasks.ablate.documents import (
+    COPY_TOKENS,
+    EVAL_BYTES,
+    MAX_TOKENS,
+    FileDocuments,
+    text_of,
+)
 from nmoe_core.tasks.selection.outcome import outcome_of
 from nmoe_core.text.near_copies import near_copies
 from nmoe_core.text.tokenizer import load_tokenizer
 
 _GRADER_SPLITS = ("train", "val")  # test labels are used for reports only
 ARMS = ("kept", "random", "dropped")
-MAX_TOKENS = 2048
-COPY_TOKENS = 512
-EVAL_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Documents:
     """All documents of a source, in the order of its shards."""
 
-    files: list[ShardFile]
+    documents: FileDocuments
     kept: np.ndarray  # bool [N]
     lengths: np.ndarray  # int64 [N], limit of the tokens that an arm takes
     labelled: np.ndarray  # bool [N]: whether a document's text has a label in train or val
 
     def tokens(self, number: int, limit: int = MAX_TOKENS) -> np.ndarray:
-        """The first tokens of document `i`, without EOS."""
-        for file in self.files:
-            if number < len(file.spans):
-                start, end = file.spans[number].tolist()
-                return file.tokens[start : min(end - 1, start + limit)]
-            number -= len(file.spans)
-        raise IndexError(number)
+        """The first tokens of a document, without EOS."""
+        return self.documents.tokens(number, limit)
 
 
 class Texts:
@@ -131,10 +129,9 @@ class Texts:
         digests = [digest for file in files for _, digest in file.ids()]
         seen = {digest for digest, is_seen in zip(digests, has_label) if is_seen and digest}
         same = np.array([digest in seen for digest in digests], np.bool_)
-        lengths = np.concatenate([np.empty(0, np.int64), *(file.lengths() for file in files)])
-        return _Documents(
-            files, np.concatenate(kept), np.minimum(lengths - 1, MAX_TOKENS), has_label | same
-        )
+        documents = FileDocuments(files)
+        lengths = np.minimum(documents.lengths, MAX_TOKENS)
+        return _Documents(documents, np.concatenate(kept), lengths, has_label | same)
 
     def _evaluation(self, name: str, count: int) -> list[tuple[str, bytes]]:
         """Documents of an evaluation set with their sources: the same number from each source that
@@ -149,7 +146,7 @@ class Texts:
             fresh = np.flatnonzero(~near_copies(tokens, self._seen))[:share].tolist()
             self._held[source] |= {numbers[k] for k in fresh}
             self._eval_tokens += [tokens[k] for k in fresh]
-            texts = [self._bytes(tokens[k])[:EVAL_BYTES] for k in fresh]
+            texts = [text_of(tokens[k], self._tokenizer)[:EVAL_BYTES] for k in fresh]
             found += [(source, text) for text in texts if text]
         return found
 
@@ -213,9 +210,5 @@ class Texts:
                     break
                 tokens = one.tokens(i, min(MAX_TOKENS, quota))
                 quota -= len(tokens)
-                texts.append(self._bytes(tokens))
+                texts.append(text_of(tokens, self._tokenizer))
         return [texts[i] for i in np.random.default_rng([seed, 2]).permutation(len(texts))]
-
-    def _bytes(self, tokens: Sequence[int] | np.ndarray) -> bytes:
-        tokens = np.asarray(tokens)
-        return beginning(tokens, self._tokenizer, len(tokens)).text.encode("utf-8", "replace")

@@ -15,7 +15,8 @@ from nmoe_core.base.errors import CurationError
 from nmoe_core.base.intervals import t_half_width
 from nmoe_core.base.progress import Meter
 from nmoe_core.config.run import Run
-from nmoe_core.tasks.ablate.arms import ARMS, EVAL_BYTES, Texts
+from nmoe_core.tasks.ablate.arms import ARMS, Texts
+from nmoe_core.tasks.ablate.documents import EVAL_BYTES
 from nmoe_core.tasks.ablate.model import BATCH, CONTEXT, document_bits, train, windows_of
 from nmoe_core.tasks.selection.outcome import rule_of
 

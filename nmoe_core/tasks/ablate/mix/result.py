@@ -177,8 +177,7 @@ class _Search:
         text."""
         plan = self.plan
         planned = plan.num_sequences * plan.seq_len
-        passes = [one.max_epochs or plan.max_epochs or DEFAULT_EPOCHS for one in plan.sources]
-        passes = [max(count, DEFAULT_EPOCHS) for count in passes]
+        passes = [max(one.max_epochs or plan.max_epochs, DEFAULT_EPOCHS) for one in plan.sources]
         sizes = [source.num_tokens for source in plan.sources]
         of_plan = np.array([count * size / planned for count, size in zip(passes, sizes)])
         pools = np.array([int(domain.lengths.sum()) for domain in self.domains])

@@ -17,8 +17,14 @@ from loader.plan.check import open_data
 from loader.plan.records import LoaderPlan, SourceData
 from nmoe_core.base.errors import CurationError
 from nmoe_core.labels.documents import JsonlTexts
-from nmoe_core.shards.documents import ShardFile, beginning, shard_files
-from nmoe_core.tasks.ablate.arms import COPY_TOKENS, EVAL_BYTES, MAX_TOKENS
+from nmoe_core.shards.documents import shard_files
+from nmoe_core.tasks.ablate.documents import (
+    COPY_TOKENS,
+    EVAL_BYTES,
+    MAX_TOKENS,
+    FileDocuments,
+    text_of,
+)
 from nmoe_core.text.near_copies import near_copies
 from nmoe_core.text.tokenizer import Tokenizer
 
@@ -54,25 +60,6 @@ class Domain:
         return texts, max(passes, 0)
 
 
-class _Documents:
-    """The documents of a source's files, numbered in order."""
-
-    def __init__(self, files: Sequence[ShardFile]) -> None:
-        self._files = files
-        self._lasts = np.cumsum([len(file.spans) for file in files])
-        # The EOS is not a part of the text.
-        own = [file.lengths() - 1 for file in files]
-        self.lengths = np.concatenate([np.empty(0, np.int64), *own])
-
-    def tokens(self, number: int, limit: int) -> np.ndarray:
-        """The first tokens of a document, without EOS."""
-        k = int(np.searchsorted(self._lasts, number, side="right"))
-        file = self._files[k]
-        # counted back from the number of the first document after this file
-        start, end = file.spans[number - int(self._lasts[k])].tolist()
-        return file.tokens[start : min(end - 1, start + limit)]
-
-
 def read_domains(
     plan: LoaderPlan, tokenizer: Tokenizer, num_tokens: int, num_held_out: int, seed: int
 ) -> list[Domain]:
@@ -100,9 +87,9 @@ def read_domains(
         if not rows:
             found = "only copies of held-out documents"
             raise _too_few(f"source {source.name!r}", found, "other text")
-        pool = [_text(row, tokenizer) for row in rows]
+        pool = [text_of(row, tokenizer) for row in rows]
         lengths = np.array([len(row) for row in rows])
-        held_out = [_text(documents.tokens(i, COPY_TOKENS), tokenizer) for i in numbers.tolist()]
+        held_out = [text_of(documents.tokens(i, COPY_TOKENS), tokenizer) for i in numbers.tolist()]
         held_out = [text[:EVAL_BYTES] for text in held_out]
         domains.append(Domain(source.name, source.num_tokens, pool, lengths, held_out))
     return domains
@@ -119,12 +106,12 @@ def read_target(path: Path) -> list[bytes]:
     return found
 
 
-def _documents(plan: LoaderPlan, source: SourceData) -> _Documents:
+def _documents(plan: LoaderPlan, source: SourceData) -> FileDocuments:
     manifest = open_data(plan, source)
-    return _Documents(shard_files(manifest.path.parent, manifest))
+    return FileDocuments(shard_files(manifest.path.parent, manifest))
 
 
-def _held_out(source: SourceData, documents: _Documents, count: int, seed: int) -> np.ndarray:
+def _held_out(source: SourceData, documents: FileDocuments, count: int, seed: int) -> np.ndarray:
     """Numbers of the documents that no run reads."""
     usable = np.flatnonzero(documents.lengths > 0)
     count = min(count, len(usable) // 5)
@@ -134,7 +121,7 @@ def _held_out(source: SourceData, documents: _Documents, count: int, seed: int) 
     return np.random.default_rng([seed, 3]).permutation(usable)[:count]
 
 
-def _shuffled_without(held: np.ndarray, documents: _Documents, seed: int) -> np.ndarray:
+def _shuffled_without(held: np.ndarray, documents: FileDocuments, seed: int) -> np.ndarray:
     """Numbers of the documents that runs may read, in random order."""
     is_free = documents.lengths > 0
     is_free[held] = False
@@ -142,7 +129,7 @@ def _shuffled_without(held: np.ndarray, documents: _Documents, seed: int) -> np.
 
 
 def _pool(
-    documents: _Documents, numbers: np.ndarray, seen: Sequence[np.ndarray], most_tokens: int
+    documents: FileDocuments, numbers: np.ndarray, seen: Sequence[np.ndarray], most_tokens: int
 ) -> list[np.ndarray]:
     """The tokens of the first documents of `numbers`, without near copies of `seen`."""
     taken = np.cumsum(np.minimum(documents.lengths[numbers], MAX_TOKENS))
@@ -150,10 +137,6 @@ def _pool(
     rows = [documents.tokens(i, MAX_TOKENS) for i in chosen]
     is_copy = near_copies([row[:COPY_TOKENS] for row in rows], seen)
     return [row for row, is_one in zip(rows, is_copy.tolist()) if not is_one]
-
-
-def _text(tokens: np.ndarray, tokenizer: Tokenizer) -> bytes:
-    return beginning(tokens, tokenizer, len(tokens)).text.encode("utf-8", "replace")
 
 
 def _too_few(where: str, found: str, expected: str) -> CurationError:
