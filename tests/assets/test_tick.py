@@ -1,6 +1,6 @@
 """What a tick of automation reads from the storage, over sources of any number."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -14,6 +14,7 @@ from tests.assets.daemon import Daemon
 from tests.assets.small_project import tick
 from tests.project import jsonl_source, write_project
 
+Act = Callable[[Daemon, int], None]  # of a daemon, and how many sources it has
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
 
 
@@ -44,6 +45,19 @@ def _made_of(num_sources: int, directory: Path, instance: dg.DagsterInstance) ->
     return daemon
 
 
+def _selects(tmp_path: Path, statements: list[str], act: Act, table: str = "") -> tuple[int, int]:
+    """The numbers of statements of `act` that read `table`, for two sources and for seven."""
+    found = []
+    for num_sources in (2, 7):
+        with dg.DagsterInstance.ephemeral() as instance:
+            daemon = _made_of(num_sources, tmp_path / str(num_sources), instance)
+            statements.clear()
+            act(daemon, num_sources)
+            found.append([s for s in statements if table in s and s.startswith("SELECT")])
+    few, many = map(len, found)
+    return few, many
+
+
 @pytest.mark.parametrize(
     ("changed", "table", "requested"),
     [
@@ -56,32 +70,27 @@ def test_a_tick_reads_statuses_of_all_sources_at_once(
     tmp_path: Path, statements: list[str], changed: str, table: str, requested: set[str]
 ) -> None:
     """Ticks are dear where each source is asked about by itself."""
-    found = []
-    for num_sources in (2, 7):
-        with dg.DagsterInstance.ephemeral() as instance:
-            daemon = _made_of(num_sources, tmp_path / str(num_sources), instance)
-            daemon.report(*AssetKey(changed.split("/")).path, version="2")
-            statements.clear()
-            assert daemon.tick().keys() >= requested
-            found.append([s for s in statements if table in s and s.startswith("SELECT")])
-    few, many = map(len, found)
+
+    def act(daemon: Daemon, num_sources: int) -> None:
+        daemon.report(*AssetKey(changed.split("/")).path, version="2")
+        statements.clear()
+        assert daemon.tick().keys() >= requested
+
+    few, many = _selects(tmp_path, statements, act, table)
     assert 0 < many == few
 
 
 def test_a_tick_after_a_change_of_a_setting_reads_only_what_the_setting_concerns(
     tmp_path: Path, statements: list[str]
 ) -> None:
-    found = []
-    for num_sources in (2, 7):
-        with dg.DagsterInstance.ephemeral() as instance:
-            daemon = _made_of(num_sources, tmp_path / str(num_sources), instance)
-            assert daemon.tick() == {}
-            config = tmp_path / str(num_sources) / "run.toml"
-            daemon.defs = build_definitions(Run(config, {"batch_size": 2}))
-            statements.clear()
-            assert daemon.tick() == {"mixture/loader_plan": {None}}
-            found.append([s for s in statements if s.startswith("SELECT")])
-    few, many = map(len, found)
+    def act(daemon: Daemon, num_sources: int) -> None:
+        assert daemon.tick() == {}
+        config = tmp_path / str(num_sources) / "run.toml"
+        daemon.defs = build_definitions(Run(config, {"batch_size": 2}))
+        statements.clear()
+        assert daemon.tick() == {"mixture/loader_plan": {None}}
+
+    few, many = _selects(tmp_path, statements, act)
     assert 0 < many == few
 
 
@@ -89,15 +98,12 @@ def test_the_first_tick_that_watches_sources_reads_what_was_made_of_all_at_once(
     tmp_path: Path, statements: list[str]
 ) -> None:
     """It may request every source; over Dagster's limit of a tick, it would do so for ever."""
-    found = []
-    for num_sources in (2, 7):
-        with dg.DagsterInstance.ephemeral() as instance:
-            daemon = _made_of(num_sources, tmp_path / str(num_sources), instance)
-            statements.clear()
-            first = tick("source_watch", daemon.defs, instance, None)
-            assert len(first.run_requests) == num_sources
-            found.append([s for s in statements if s.startswith("SELECT")])
-    few, many = map(len, found)
+
+    def act(daemon: Daemon, num_sources: int) -> None:
+        first = tick("source_watch", daemon.defs, daemon.instance, None)
+        assert len(first.run_requests) == num_sources
+
+    few, many = _selects(tmp_path, statements, act)
     assert 0 < many == few
 
 

@@ -17,24 +17,8 @@ from nmoe_core.tasks.ablate.model import BATCH, CONTEXT, document_bits, train, w
 from nmoe_core.tasks.ablate.result import effect
 from nmoe_core.tasks.selection.rule import select_shards
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.core.tasks.ablate.words import NATURE as WORDS
 from tests.project import Project, jsonl_source, said, write_project
-
-WORDS = [
-    "the",
-    "river",
-    "runs",
-    "past",
-    "old",
-    "stone",
-    "houses",
-    "while",
-    "people",
-    "walk",
-    "home",
-    "under",
-    "quiet",
-    "trees",
-]
 
 
 def _rows(name: str) -> list[dict[str, str]]:

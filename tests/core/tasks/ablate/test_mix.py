@@ -3,6 +3,7 @@
 import json
 import random
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,60 +17,13 @@ from nmoe_core.tasks.ablate.mix.fit import Fit
 from nmoe_core.tasks.ablate.mix.mixtures import draw_mixtures, within
 from nmoe_core.tasks.ablate.mix.texts import read_domains
 from nmoe_core.text.tokenizer import load_tokenizer
+from tests.core.tasks.ablate.words import KITCHEN, NATURE, TRADE
 from tests.project import Project, jsonl_source, said, write_project
 
-NATURE = [
-    "the",
-    "river",
-    "runs",
-    "past",
-    "old",
-    "stone",
-    "houses",
-    "while",
-    "people",
-    "walk",
-    "home",
-    "under",
-    "quiet",
-    "trees",
-]
-KITCHEN = [
-    "warm",
-    "bread",
-    "butter",
-    "salt",
-    "knife",
-    "table",
-    "oven",
-    "flour",
-    "dough",
-    "mix",
-    "bake",
-    "slowly",
-    "until",
-    "golden",
-]
-TRADE = [
-    "price",
-    "share",
-    "market",
-    "bank",
-    "loan",
-    "profit",
-    "seller",
-    "buyer",
-    "trade",
-    "paper",
-    "gold",
-    "stock",
-    "fund",
-    "tax",
-]
 VOCABULARY = {"nature": NATURE, "kitchen": KITCHEN, "trade": TRADE}
 
 
-def _text(words: list[str], rng: random.Random) -> str:
+def _text(words: Sequence[str], rng: random.Random) -> str:
     return " ".join(rng.choice(words) for _ in range(110))
 
 
