@@ -29,7 +29,7 @@ from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.tasks.graph.walk import stale_shards
 
 ShardTask = str
-"""`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/NAME`."""
+"""`grade`, `topics`, `select`, `buckets`, `curate`, `seen`, or `attributes/NAME`."""
 _Work = Callable[[Run, str, Iterable[int]], dict[int, Result]]
 _log = logging.getLogger(__name__)
 
@@ -193,6 +193,10 @@ def _work_of(task: ShardTask) -> _Work:
         from nmoe_core.tasks.selection.rule import select_shards
 
         return select_shards
+    if task == "buckets":
+        from nmoe_core.tasks.selection.buckets import put_in_buckets
+
+        return put_in_buckets
     from nmoe_core.tasks import curate
 
     if task == "topics":
