@@ -127,7 +127,11 @@ def bucket_column(text: str) -> tuple[str, int]:
     column, colon, number = text.partition(":")
     if not colon:
         return column, 0
-    if not column or re.fullmatch(r"[1-9][0-9]{0,2}", number) is None or not 2 <= int(number) <= 100:
+    if (
+        not column
+        or re.fullmatch(r"[1-9][0-9]{0,2}", number) is None
+        or not 2 <= int(number) <= 100
+    ):
         raise ValueError(f"{text!r} is not NAME or NAME:N with 2 to 100 quantiles")
     return column, int(number)
 

@@ -68,7 +68,9 @@ class Column:
         """Raise CurationError if the type does not fit (E-BUCKETS-COLUMN)."""
         is_number = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_null(kind)
         if self.num_quantiles and not is_number:
-            raise _refuse_column(self.label, kind, "a number", f"name it without :{self.num_quantiles}")
+            raise _refuse_column(
+                self.label, kind, "a number", f"name it without :{self.num_quantiles}"
+            )
         if kinds.is_nested(kind) or kinds.is_binary(kind) or kinds.is_fixed_size_binary(kind):
             raise _refuse_column(self.label, kind, "a number, a text or a truth value", None)
 
@@ -88,6 +90,7 @@ def escaped(text: str) -> str:
     """A value as a part of a bucket's name, which can stand in a path: other characters than
     letters, digits, `.`, `-` and `_` become `=` and two hexadecimal digits per byte. Different
     values have different names; a long name ends with a digest."""
+
     def code(match: re.Match[str]) -> str:
         return "".join(f"={byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
 

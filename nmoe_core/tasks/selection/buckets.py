@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from loader.files.format import load_manifest, read_json_object
+from loader.files.format import read_json_object
 from nmoe_core.attributes.attribute import made, open_shard_documents, replace_rows
 from nmoe_core.attributes.where import spellings
 from nmoe_core.base.atomic import replacing, write_json, writing_if
