@@ -64,6 +64,7 @@ SELECTION_ROWS = (
     ("keep", "bool", "whether all clauses are true"),
     ("reason", "integer", "number of the first false clause, from 1; 0 if kept"),
 )
+BUCKET_ROWS = (*ATTRIBUTE_ROWS, ("bucket", "string", "its bucket, such as science/q3"))
 REPEAT_ROWS = (("repeat", "integer", "how often a pass reads it; absent if none more than once"),)
 LINEAGE_ROWS = (
     ("parent_doc_id", "string", "id in the parent shard", "quality_scores.doc_id"),

@@ -5,17 +5,19 @@ from dataclasses import replace
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset, Deps
-from nmoe_assets.assets.attributes import copies_keys, selection_names
+from nmoe_assets.assets.attributes import attribute_keys, copies_keys, selection_names, selections
 from nmoe_assets.assets.events import picture_link
-from nmoe_assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
+from nmoe_assets.catalogue import BUCKET_ROWS, LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.result import Result
+from nmoe_core.config.attributes import WITHOUT_COLUMNS
 from nmoe_core.config.run import Run
 from nmoe_core.curate.settings import curate_settings, spreads_copies
 from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.shards.publish.send import publish
 from nmoe_core.tasks import checks, curate
 from nmoe_core.tasks.graph import settings
+from nmoe_core.tasks.selection.buckets import fit_buckets
 from nmoe_core.tasks.takedown.left import require_none_left
 
 GROUP = "curation"
@@ -40,6 +42,59 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
         checks=("readable",),
         check=lambda: checks.check_topic_model(run),
     ).unpartitioned(lambda: curate.fit_topics(run, names), "topics_and_k")
+
+
+def buckets(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
+    """The definition of buckets, if the run has buckets."""
+    names = [source.name for source in sources]
+    if not run.config.mixture.buckets.by:
+        return []
+    asset = Asset(
+        run=run,
+        key=[GROUP, "buckets"],
+        group=GROUP,
+        stage="curate",
+        kind="json",
+        description="The buckets of each source, by "
+        f"`{', '.join(run.config.mixture.buckets.by)}`: quantiles over the kept documents of all "
+        "sources, and small buckets merged. The definition is kept until its settings change.",
+        facts=("buckets_SOURCE", "changed"),
+        code_version=settings.buckets(run).version,
+        deps=[key for name in names for key in _bucketed_from(run, name)] + selections(run, names),
+        downstream=[[name, "buckets"] for name in names],
+    )
+    return [asset.unpartitioned(lambda: fit_buckets(run, names))]
+
+
+def _bucketed_from(run: Run, source: str) -> list[list[str]]:
+    """The assets whose columns may make buckets of a source."""
+    kinds = ("shards", "quality_scores", "topics")
+    attributes = [key for key in attribute_keys(run, source) if key[-1] not in WITHOUT_COLUMNS]
+    copies = copies_keys(run, source)
+    return [*([source, kind] for kind in kinds), *attributes, *copies[1:]]
+
+
+def source_buckets(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
+    """The bucket of each document of a source, if the run has buckets."""
+    name = source.name
+    if not run.config.mixture.buckets.by:
+        return []
+    asset = Asset(
+        run=run,
+        key=[name, "buckets"],
+        group=curated_group(name),
+        stage="curate",
+        kind="parquet",
+        description="The bucket of each document, by the definition of all buckets.",
+        facts=("changed",),
+        code_version=settings.PUT_IN_BUCKETS.version,
+        deps=[*_bucketed_from(run, name), [GROUP, "buckets"]],
+        downstream=[[name, "curated"]],
+        columns=BUCKET_ROWS,
+        checks=("rows", "drift"),
+        check=lambda made: checks.check_attribute(run, name, "buckets", map(int, made)),
+    )
+    return [asset.sharded("buckets", name)]
 
 
 def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
@@ -97,6 +152,7 @@ def _curated_from(run: Run, source: str) -> Deps:
         deps = [dg.AssetDep([source, part], partition_mapping=whole) for part in kept_from]
     else:
         deps = [[source, part] for part in kept_from]
+    deps += [[source, "buckets"]] * bool(run.config.mixture.buckets.by)
     return [*deps, [source, "topics"]]
 
 

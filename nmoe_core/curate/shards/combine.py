@@ -109,7 +109,7 @@ def bucket_manifests(
         tree.bucket_manifest(source, name): build_manifest(
             fmt, entries, prints, info | {"bucket": name}
         )
-        for name, entries in files.items()
+        for name, entries in sorted(files.items(), key=lambda one: one[0].replace("/", "+"))
     }
 
 

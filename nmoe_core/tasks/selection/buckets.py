@@ -90,7 +90,9 @@ def fit_buckets(run: Run, sources: Sequence[str], *, refit: bool = False) -> Res
             missing = [name for name in sources if name not in found.sources]
             if missing:
                 found = with_sources(found, missing, corpus.samples, least_tokens)
-        payload = seal_summary({**found.payload(), "fingerprints": made_from})
+        settings = run.config.mixture.buckets.model_dump(mode="json")
+        recorded_with = {"settings": settings, "fingerprints": made_from}
+        payload = seal_summary(found.payload() | recorded_with)
         changed = not path.is_file() or read_json_object(path) != payload
         if changed:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -283,9 +283,7 @@ def test_another_refit_or_setting_defines_the_buckets_again(tmp_path: Path) -> N
         ('["language.lang"]', "E-SELECT-EXPRESSION"),
     ],
 )
-def test_a_column_that_cannot_make_buckets_is_refused(
-    project: Project, by: str, code: str
-) -> None:
+def test_a_column_that_cannot_make_buckets_is_refused(project: Project, by: str, code: str) -> None:
     from nmoe_core.tasks.selection.buckets import fit_buckets
 
     run = Run(project.config, {"mixture.buckets.by": json.loads(by)})
