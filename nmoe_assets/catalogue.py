@@ -145,6 +145,7 @@ _MEANINGS = {
     "misaligned_shards": "shards that start at another position in a window than planned",
     "steps, sequences": "length of the run; a step reads batch_size sequences",
     "sequences_SOURCE": "sequences of each source",
+    "buckets_SOURCE": "buckets of each source",
     "remix_NNNN": "shares before and after each remix",
     "files_sorted": "token files indexed in this run; 0 if no file changed",
     "files_sent, bytes_sent": "uploaded in this run; 0 if the store had all files",

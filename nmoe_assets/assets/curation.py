@@ -17,7 +17,6 @@ from nmoe_core.prep.mixture import SourcePlan
 from nmoe_core.shards.publish.send import publish
 from nmoe_core.tasks import checks, curate
 from nmoe_core.tasks.graph import settings
-from nmoe_core.tasks.selection.buckets import fit_buckets
 from nmoe_core.tasks.takedown.left import require_none_left
 
 GROUP = "curation"
@@ -63,7 +62,7 @@ def buckets(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
         deps=[key for name in names for key in _bucketed_from(run, name)] + selections(run, names),
         downstream=[[name, "buckets"] for name in names],
     )
-    return [asset.unpartitioned(lambda: fit_buckets(run, names))]
+    return [asset.unpartitioned(lambda: curate.define_buckets(run, names))]
 
 
 def _bucketed_from(run: Run, source: str) -> list[list[str]]:

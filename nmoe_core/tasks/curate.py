@@ -86,6 +86,14 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
     return {k: assign_topics(run.tree.shard(source, k), table, model) for k in buckets}
 
 
+def define_buckets(run: Run, sources: Sequence[str]) -> Result:
+    """Define the buckets of the run; a current definition is kept. Raises as `fit_buckets`."""
+    from nmoe_core.tasks.selection.buckets import fit_buckets
+
+    require_inputs(run, "buckets", sources)
+    return fit_buckets(run, sources)
+
+
 def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
     """Filter and order the documents of shards; current shards are kept."""
     from nmoe_core.curate.shards.curated import curate_shard

@@ -111,7 +111,7 @@ def _naive_buckets(run: Run) -> dict[str, list[str]]:
 
     cells: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for s, k in kept:
-        lang = {"de/at": "de=2Fat", None: "none"}.get(rows[s][k]["lang"], rows[s][k]["lang"])
+        lang = (rows[s][k]["lang"] or "none").replace("/", "=2F")
         part = 1 + sum(words[s][k] > bound for bound in bounds)
         cells[s, lang, f"q{part}"].append(k)
 
@@ -133,7 +133,7 @@ def _naive_buckets(run: Run) -> dict[str, list[str]]:
                 groups[to].append(c)
         if 0 < size(groups[s, "rest"]) < 200:
             largest = max(groups, key=lambda to: size(groups[to]))
-            place |= {c: largest for c in groups[s, "rest"]}
+            place |= dict.fromkeys(groups[s, "rest"], largest)
     found: dict[str, set[str]] = defaultdict(set)
     for c, to in place.items():
         found["/".join(to)] |= set(cells[c])
@@ -320,7 +320,7 @@ def test_small_combinations_are_merged_from_the_last_part() -> None:
     assert merged({}, 5) == {}
     rng = random.Random(3)
     for _ in range(300):
-        cells = {
+        cells: dict[tuple[str, ...], int] = {
             (rng.choice("abc"), rng.choice("de"), rng.choice("fgh")): rng.randrange(40)
             for _ in range(rng.randrange(1, 12))
         }
