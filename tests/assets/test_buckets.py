@@ -34,7 +34,7 @@ def test_a_run_makes_buckets_and_then_only_what_changes_touch(tmp_path: Path) ->
     run = project.run
     names = {source.name for source in load_plan(run.tree.plan).sources}
     assert {"web/en/q1", "books/en/q1"} <= names
-    before = contents(tmp_path / "out", "*.npy")
+    before = contents(tmp_path / "out" / "curated", "*.npy")
     definition = run.tree.buckets.read_bytes()
 
     rows = _rows("web")
@@ -44,10 +44,10 @@ def test_a_run_makes_buckets_and_then_only_what_changes_touch(tmp_path: Path) ->
     _run(project)
     assert not _stale(project)
     assert run.tree.buckets.read_bytes() == definition
-    after = contents(tmp_path / "out", "*.npy")
+    after = contents(tmp_path / "out" / "curated", "*.npy")
     changed = {name for name in after.keys() | before if after.get(name) != before.get(name)}
     assert 0 < len(changed) <= 2
-    assert all(name.startswith("curated/web") for name in changed)
+    assert all(name.startswith("web/") for name in changed)
 
     manifest = run.tree.bucket_manifests("web")[0]
     manifest.unlink()

@@ -45,6 +45,19 @@ def bucket_phases(phases: Sequence[Phase], sizes: Sizes) -> tuple[Phase, ...]:
     return tuple(found)
 
 
+def source_phases(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """Phases with the weights of buckets added up to weights of their sources, for a run whose
+    buckets are not made yet."""
+    found = []
+    for phase in phases:
+        weights: dict[str, float] = {}
+        for name, weight in phase.weights.items():
+            source = name.partition("/")[0]
+            weights[source] = weights.get(source, 0.0) + weight
+        found.append(replace(phase, weights=weights))
+    return tuple(found)
+
+
 def _divided(name: str, weight: float, sizes: Sizes) -> Iterable[tuple[str, float]]:
     """Each bucket of a source with its part of the weight; the source itself if it is none."""
     buckets = sizes.get(name)

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from loader.files.blocks import blocks_name
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.bucket.paths import shown
@@ -119,6 +120,7 @@ def _commit_buckets(tree: Tree, source: str, manifest: dict[str, Any]) -> bool:
     changed = [commit_manifest(path, one)[1] for path, one in made.items()]
     gone = [path for path in tree.bucket_manifests(source) if path not in made]
     for path in gone:
+        path.with_name(blocks_name(path)).unlink(missing_ok=True)
         path.unlink()
     return any(changed) or bool(gone)
 
