@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loader.files.format import Manifest
+from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
 from loader.files.regular import regular
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import ConfigError
@@ -52,9 +52,10 @@ def write_columns(
     }
 
 
-def copy_columns(paths: Sequence[Path], ingest_ids: Iterator[str], out: Path) -> None:
-    """Concatenate the rows of all files into one file, with the ingest id of each document as the
-    last column, `ingest_id`."""
+def copy_columns(manifest: Manifest, ingest_ids: Iterator[str], out: Path) -> None:
+    """Concatenate the rows of a manifest's documents into one file, with the ingest id of each
+    document as the last column, `ingest_id`."""
+    paths = [*column_files(manifest)]
     schema = pq.read_schema(regular(paths[0])).remove_metadata()
     with (
         atomic_file(out) as file,
@@ -63,9 +64,24 @@ def copy_columns(paths: Sequence[Path], ingest_ids: Iterator[str], out: Path) ->
         ) as writer,
     ):
         for path in paths:
-            rows = read_attribute(path)
+            rows = read_attribute(path).take(_numbers(manifest, path))
             ids = pa.array(islice(ingest_ids, rows.num_rows), pa.string())
             writer.write_table(rows.append_column("ingest_id", ids))
+
+
+def _numbers(manifest: Manifest, path: Path) -> list[int]:
+    """Numbers of the rows of a shard's file of columns that belong to documents of the manifest: of
+    a bucket, the documents in its files."""
+    shard = load_manifest(path.with_name(MANIFEST_NAME))
+    below = "" if manifest.path.parent == path.parent else f"{path.parent.name}/"
+    own = {entry.path for entry in manifest.shards}
+    found: list[int] = []
+    first = 0
+    for entry in shard.shards:
+        stop = first + entry.num_documents
+        found += range(first, stop) if f"{below}{entry.path}" in own else ()
+        first = stop
+    return found
 
 
 def column_values(manifest: Manifest, names: Sequence[str]) -> dict[str, list[Any]]:

@@ -9,6 +9,10 @@ from loader.plan.file import load_plan
 from nmoe_core.cli import main
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.graph.walk import walk
+from nmoe_core.tasks.report.account import NOT_ACCOUNTED, run_account
+from nmoe_core.tasks.report.buckets import plan_buckets
+from nmoe_core.tasks.report.pictures import picture_of
+from nmoe_core.tasks.report.write import write_report
 from tests.core.curate.test_buckets import SETTINGS, SOURCES, _rows
 from tests.project import Project, contents, json_lines, jsonl_source, write_project
 
@@ -34,6 +38,16 @@ def test_a_run_makes_buckets_and_then_only_what_changes_touch(tmp_path: Path) ->
     run = project.run
     names = {source.name for source in load_plan(run.tree.plan).sources}
     assert {"web/en/q1", "books/en/q1"} <= names
+    plan = load_plan(run.tree.plan)
+    account = run_account(run, plan)
+    assert not [line for line in account["total"] if line["name"] == NOT_ACCOUNTED]
+    buckets = plan_buckets(run, plan)
+    assert {one.name for one in buckets} == names
+    assert sum(one.sequences for one in buckets) == plan.num_sequences
+    assert all((one.epochs or 0) > 0 for one in buckets)
+    assert picture_of(run, "mixture/loader_plan").count("data:image/png") >= 2
+    page = write_report(run, tmp_path / "report" / "index.html")[0].read_text()
+    assert all(f"<td>{name}</td>" in page for name in names)
     before = contents(tmp_path / "out" / "curated", "*.npy")
     definition = run.tree.buckets.read_bytes()
 
