@@ -55,6 +55,8 @@ class Column:
             parts = np.searchsorted(np.asarray(self.bounds, np.float64), numbers, side="left")
             named = np.array([f"q{i + 1}" for i in range(len(self.bounds) + 1)])
             return np.where(np.isnan(numbers), NO_VALUE, named[np.minimum(parts, len(self.bounds))])
+        if kinds.is_null(values.type):  # another source has the column
+            return np.full(len(values), NO_VALUE)
         found = values.dictionary_encode()
         chunks = found.chunks if isinstance(found, pa.ChunkedArray) else [found]
         parts = [np.empty(0, np.str_)]

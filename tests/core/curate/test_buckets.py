@@ -2,8 +2,10 @@
 
 import json
 import random
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from nmoe_core.curate.buckets.definition import Column, escaped, merged
 from nmoe_core.curate.buckets.stages import bucket_phases, bucket_stages
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.shards.documents import shard_files
+from nmoe_core.shards.publish.send import publish
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.checks import check_curated
-from tests.project import Project, contents, json_lines, jsonl_source, write_project
+from tests.project import Project, contents, failing, json_lines, jsonl_source, write_project
 from tests.refusals import refused
 
 pytest.importorskip("duckdb")
@@ -275,6 +278,52 @@ def test_another_refit_or_setting_defines_the_buckets_again(tmp_path: Path) -> N
     assert min(sizes) >= 1000
 
 
+def test_a_stop_at_any_step_of_new_buckets_is_repaired_by_the_next_run(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+
+    def made(name: str, steps: tuple[int, ...]) -> dict[str, bytes]:
+        place = tmp_path / name
+        shutil.copytree(project.directory, place)
+        run = Run(place / "run.toml", {"mixture.buckets.by": ["n_words:2"]})
+        for step in steps:
+            with failing(f"rename:{step}:EIO"), suppress(OSError):
+                _make(run)
+        _make(run)
+        found = contents(place / "out" / "curated") | contents(place / "out" / "mixture")
+        return {name: content for name, content in found.items() if not name.startswith(".")}
+
+    whole = made("whole", ())
+    assert made("stopped", (1, 2, 4, 6, 8, 9, 10, 11)) == whole
+    assert any("bucket_q2" in name for name in whole)
+
+
+def _make(run: Run) -> None:
+    from nmoe_core.tasks.selection.buckets import put_in_buckets
+
+    curate.define_buckets(run, SOURCES)
+    for source in SOURCES:
+        put_in_buckets(run, source, range(2))
+        curate.curate_shards(run, source, range(2))
+        curate.combine(run, source)
+    curate.make_plan(run, SOURCES, [])
+
+
+def test_published_buckets_are_streamed_each_with_its_own_checksums(
+    project: Project, tmp_path: Path
+) -> None:
+    plan = load_plan(project.run.tree.plan)
+    publish(project.run.tree.plan, str(tmp_path / "store"))
+    store = tmp_path / "store"
+    assert len([*store.rglob("blocks_bucket_*.json")]) == len(plan.sources)
+    rows = []
+    for where in (project.run.tree.plan, next(store.rglob("loader_plan.json"))):
+        with open_loader(where, backend="numpy", form="batch") as loader:
+            rows.append([batch.inputs.tolist() for batch in loader])
+    assert rows[0] == rows[1]
+
+
 @pytest.mark.parametrize(
     ("by", "code"),
     [
@@ -352,6 +401,7 @@ def test_quantiles_and_values_of_columns_name_missing_values() -> None:
     assert text.names(pa.array([3, None, 4])).tolist() == ["3-sea", "none", "4"]
     assert text.names(pa.array([True, None])).tolist() == ["true", "none"]
     assert text.names(pa.chunked_array([], pa.string())).tolist() == []
+    assert text.names(pa.nulls(2)).tolist() == number.names(pa.nulls(2)).tolist() == ["none"] * 2
 
 
 def test_stages_and_phases_name_buckets_in_place_of_sources() -> None:
