@@ -314,12 +314,12 @@ def test_published_buckets_are_streamed_each_with_its_own_checksums(
     project: Project, tmp_path: Path
 ) -> None:
     plan = load_plan(project.run.tree.plan)
-    publish(project.run.tree.plan, str(tmp_path / "store"))
-    store = tmp_path / "store"
-    assert len([*store.rglob("blocks_bucket_*.json")]) == len(plan.sources)
+    sent = publish(project.run.tree.plan, (tmp_path / "store").as_uri())
+    assert len([*(tmp_path / "store").rglob("blocks_bucket_*.json")]) == len(plan.sources)
     rows = []
-    for where in (project.run.tree.plan, next(store.rglob("loader_plan.json"))):
-        with open_loader(where, backend="numpy", form="batch") as loader:
+    streamed = {"cache_dir": tmp_path / "cache", "cache_bytes": 10**8}
+    for where, options in ((project.run.tree.plan, {}), (sent.facts["url"], streamed)):
+        with open_loader(where, backend="numpy", form="batch", **options) as loader:
             rows.append([batch.inputs.tolist() for batch in loader])
     assert rows[0] == rows[1]
 
