@@ -5,7 +5,13 @@ from dataclasses import replace
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset, Deps
-from nmoe_assets.assets.attributes import attribute_keys, copies_keys, selection_names, selections
+from nmoe_assets.assets.attributes import (
+    attribute_keys,
+    bucket_keys,
+    copies_keys,
+    selection_names,
+    selections,
+)
 from nmoe_assets.assets.events import picture_link
 from nmoe_assets.catalogue import BUCKET_ROWS, LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_core.base.errors import one_line
@@ -108,7 +114,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         description="Topic of each document: the nearest centroid of the topic model.",
         code_version=settings.TOPICS.version,
         deps=[[name, "shards"], [GROUP, "topic_model"]],
-        downstream=[[name, "curated"]],
+        downstream=[[name, "curated"], *bucket_keys(run, name)],
         columns=TOPIC_ROWS,
         checks=("topic_range",),
         check=lambda made: checks.check_topics(run, name, map(int, made)),
