@@ -69,7 +69,9 @@ def _panels(
     rows = sorted({row for row, _ in places})
     columns = sorted({column for _, column in places})
     shape = len(rows), len(columns)
-    tokens, sequences, read = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+    tokens = np.zeros(shape)
+    sequences = np.zeros(shape)
+    read = np.zeros(shape)
     for bucket, (row, column) in zip(buckets, places):
         at = rows.index(row), columns.index(column)
         tokens[at] += bucket.tokens
