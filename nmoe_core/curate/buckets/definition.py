@@ -96,10 +96,9 @@ def escaped(text: str) -> str:
     def code(match: re.Match[str]) -> str:
         return "".join(f"={byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
 
-    first = r"^(?:\.|none$|rest$|q\d+$)"
     name = re.sub(r"[^A-Za-z0-9._-]", code, text) or "="
-    if re.match(first, name):
-        name = code(re.match(".", name)) + name[1:]  # pyright: ignore[reportArgumentType]
+    if re.fullmatch(r"\..*|none|rest|q\d+", name):  # names with a meaning, and hidden files
+        name = f"={ord(name[0]):02X}{name[1:]}"
     if len(name) <= _MOST_NAME:
         return name
     return f"{name[: _MOST_NAME - 9]}-{sha256(name.encode()).hexdigest()[:8]}"
