@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from nmoe_core.base.fingerprint import read_sealed
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.tasks.attributes import attribute_names
 from nmoe_core.tasks.graph import settings
 from nmoe_core.tasks.graph.differences import Look
 from nmoe_core.tasks.graph.looked import Reads, whole
@@ -60,4 +61,4 @@ def rows_read(run: Run, source: str) -> Reads:
     tree = run.tree
     places = tree.split(source), tree.topics / source, tree.attributes / source
     places += tree.quality / source, tree.buckets
-    return Reads(lambda: settings.PUT_IN_BUCKETS, places)
+    return Reads(lambda: [settings.PUT_IN_BUCKETS, attribute_names(run)], places)
