@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from loader.files.format import load_manifest
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
 from nmoe_core.config.run import Run
-from nmoe_core.report.html import Html, element, note, paragraph, pictures, table
+from nmoe_core.report.html import Html, element, paragraph, pictures, table
 from nmoe_core.report.plots import heat_plot, kept_picture, png_markdown
 from nmoe_core.tasks.report.corpus import Corpus, Section
 from nmoe_core.tasks.report.summary import passes_of
@@ -92,15 +91,8 @@ def _place(name: str, num_columns: int) -> tuple[str, str]:
     return parts[0], parts[1] if len(parts) > 1 else _REST
 
 
-def _needs(corpus: Corpus) -> list[Path]:
-    return corpus.planned() if corpus.run.config.mixture.buckets.by else []
-
-
 def _buckets(corpus: Corpus) -> Iterator[Html]:
     run = corpus.run
-    if not run.config.mixture.buckets.by:
-        yield note("The run has no buckets: set by in [mixture.buckets].")
-        return
     buckets = plan_buckets(run, load_plan(run.tree.plan))
     by = ", ".join(run.config.mixture.buckets.by)
     yield paragraph(
@@ -123,4 +115,4 @@ def _buckets(corpus: Corpus) -> Iterator[Html]:
     yield table(["bucket", "documents", "tokens", "sequences", "% of sequences", "epochs"], rows)
 
 
-BUCKETS = Section("buckets", "Buckets", "curate", _needs, _buckets)
+BUCKETS = Section("buckets", "Buckets", "curate", Corpus.planned, _buckets)

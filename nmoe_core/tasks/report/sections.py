@@ -25,7 +25,6 @@ from nmoe_core.tasks.attributes import copies_by_source, copies_picture
 from nmoe_core.tasks.backbone import backbone_kind
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.report.account import account_picture, account_rows, run_account
-from nmoe_core.tasks.report.buckets import BUCKETS
 from nmoe_core.tasks.report.columns import SIGNALS, columns_picture, source_columns, sources_picture
 from nmoe_core.tasks.report.corpus import Corpus, Section, kept_of
 from nmoe_core.tasks.report.curate_pictures import order_pictures
@@ -311,7 +310,6 @@ def _heads(corpus: Corpus) -> list[Path]:
 SECTIONS = (
     Section("composition", "Composition", "prep", Corpus.manifests, _composition),
     Section("account", "Account", "curate", Corpus.planned, _account),
-    BUCKETS,
     Section("left-out", "Kept and dropped", "curate", Corpus.outcomes, _left_out),
     Section("changed-text", "Changed text", "prep", Corpus.manifests, _changed_text),
     Section("changes", "Before and after", "curate", Corpus.outcomes, _changes),
