@@ -128,18 +128,15 @@ class Definition:
 
     def buckets(self, source: str, columns: pa.Table) -> list[str]:
         """The bucket of each document of a source. A combination that the definition does not have
-        belongs to the merged bucket with the most parts in common, or to the first bucket. Raises
-        as `Column.names`."""
+        belongs to the bucket with the most first parts in common: the merged one, or the largest.
+        Raises as `Column.names`."""
         known = self.sources[source]
-        made = dict.fromkeys(known.values())
-        first = next(iter(made), REST)
+        made = [*dict.fromkeys(known.values())]
         found: dict[Cell, str] = {}
         names = []
         for cell in self.cells(columns):
             if cell not in found:
-                merged = ("/".join((*cell[:k], REST)) for k in range(len(cell) - 1, -1, -1))
-                near = next((name for name in merged if name in made), first)
-                found[cell] = known.get("/".join(cell), near)
+                found[cell] = known.get("/".join(cell)) or _nearest(cell, made)
             names.append(found[cell])
         return names
 
@@ -170,6 +167,16 @@ class Definition:
             for one in value["columns"]
         )
         return cls(columns, {name: dict(pairs) for name, pairs in value["sources"].items()})
+
+
+def _nearest(cell: Cell, made: Sequence[str]) -> str:
+    """The bucket for a new combination; `made` are the buckets, the largest first."""
+    for shared in range(len(cell) - 1, -1, -1):
+        start = "".join(f"{part}/" for part in cell[:shared])
+        same = [name for name in made if name.startswith(start)]
+        if same:
+            return start + REST if start + REST in same else same[0]
+    return REST
 
 
 Samples = Callable[[Sequence[str]], Iterable[Sample]]

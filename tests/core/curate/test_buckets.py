@@ -20,14 +20,24 @@ from loader.plan.mixture import Stage, StageSource
 from loader.plan.phases import Phase
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
-from nmoe_core.curate.buckets.definition import Column, escaped, merged
+from nmoe_core.curate.buckets.definition import Column, Definition, escaped, merged
 from nmoe_core.curate.buckets.stages import bucket_phases, bucket_stages
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.publish.send import publish
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.checks import check_curated
-from tests.project import Project, contents, failing, json_lines, jsonl_source, write_project
+from nmoe_core.tasks.selection.bucket_plan import bucket_paths
+from tests.core.curate.corpus import Corpus
+from tests.project import (
+    Project,
+    contents,
+    failing,
+    json_lines,
+    jsonl_source,
+    read_rows,
+    write_project,
+)
 from tests.refusals import refused
 
 pytest.importorskip("duckdb")
@@ -278,6 +288,62 @@ def test_another_refit_or_setting_defines_the_buckets_again(tmp_path: Path) -> N
     assert min(sizes) >= 1000
 
 
+def test_topics_and_scores_make_buckets_and_a_new_score_moves_one_document(corpus: Corpus) -> None:
+    for bucket in range(2):
+        corpus.grade(bucket)
+    path = corpus.configure().path
+    table = '[mixture.buckets]\nby = ["topic", "quality:3"]\nleast_tokens = 1\n'
+    path.write_text(f"{path.read_text()}\n{table}")
+    assert main(["curate", "shards", "--config", str(path)]) == 0
+    run = Run(path)
+    tree = corpus.tree
+    scores: dict[str, float] = {}
+    topics: dict[str, int] = {}
+    for bucket in range(2):
+        rows = read_rows(tree.shard("web", bucket).scores)
+        found = np.load(tree.shard("web", bucket).topics).tolist()
+        for name, row, topic in zip(corpus.ingest_ids(bucket), rows, found):
+            if row["decision"] == "keep":
+                scores[name] = row["aggregated"]
+                topics[name] = topic
+    lengths = {name: len(tokens) for name, tokens in _tokens(run, tree.manifest("web")).items()}
+    by_score = sorted(scores[name] for name in scores for _ in range(lengths[name]))
+    bounds = [by_score[-(-len(by_score) * i // 3) - 1] for i in (1, 2)]
+    naive: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for name, score in scores.items():
+        part = 1 + sum(score > bound for bound in bounds)
+        naive[str(topics[name]), f"q{part}"].add(name)
+
+    def made() -> dict[tuple[str, str], set[str]]:
+        parts = {}
+        for name, manifest in bucket_paths(run, "web").items():
+            _, topic, part = name.split("/")
+            parts[topic.partition("-")[0], part] = set(_tokens(run, manifest))
+        return parts
+
+    assert made() == naive
+    assert any("-" in name for name in bucket_paths(run, "web"))  # topics have their terms
+    digests = {n: load_manifest(p).content_digest() for n, p in bucket_paths(run, "web").items()}
+    definition = tree.buckets.read_bytes()
+
+    movable = [name for name in scores if (str(topics[name]), "q3") in naive]
+    moved = min(movable, key=lambda name: scores[name])
+    number = next(bucket for bucket in range(2) if moved in corpus.ingest_ids(bucket))
+    place = tree.shard("web", number).scores
+    rows = read_rows(place)
+    rows[corpus.ingest_ids(number).index(moved)]["aggregated"] = 0.99
+    place.write_text(json_lines(rows))
+    assert main(["curate", "shards", "--config", str(path)]) == 0
+    naive[str(topics[moved]), "q1"].remove(moved)
+    naive[str(topics[moved]), "q3"].add(moved)
+    assert made() == {key: names for key, names in naive.items() if names}
+    after = {n: load_manifest(p).content_digest() for n, p in bucket_paths(run, "web").items()}
+    changed = {n for n in after.keys() | digests if after.get(n) != digests.get(n)}
+    assert {n.split("/")[2] for n in changed} == {"q1", "q3"}
+    assert len(changed) == 2
+    assert tree.buckets.read_bytes() == definition
+
+
 def test_a_stop_at_any_step_of_new_buckets_is_repaired_by_the_next_run(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +468,16 @@ def test_quantiles_and_values_of_columns_name_missing_values() -> None:
     assert text.names(pa.array([True, None])).tolist() == ["true", "none"]
     assert text.names(pa.chunked_array([], pa.string())).tolist() == []
     assert text.names(pa.nulls(2)).tolist() == number.names(pa.nulls(2)).tolist() == ["none"] * 2
+
+
+def test_a_new_combination_belongs_to_the_bucket_with_the_most_parts_in_common() -> None:
+    buckets = {"a/x": "a/x", "b/x": "b/x", "b/y": "b/rest", "b/z": "b/rest"}
+    columns = Column("t.a"), Column("t.b")
+    found = Definition(columns, {"web": buckets, "new": {}})
+    table = pa.table({"t.a": ["a", "b", "c", "b", None], "t.b": ["w", "w", "x", "z", "x"]})
+    assert found.buckets("web", table) == ["a/x", "b/rest", "a/x", "b/rest", "a/x"]
+    assert found.buckets("new", table) == ["rest"] * 5
+    assert Definition.of_payload(json.loads(json.dumps(found.payload()))) == found
 
 
 def test_stages_and_phases_name_buckets_in_place_of_sources() -> None:
