@@ -4,8 +4,7 @@ document."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -33,36 +32,31 @@ from nmoe_core.curate.shards.inputs import BUCKET
 from nmoe_core.curate.topics.model import load_topic_model
 from nmoe_core.shards.attribute_file import is_attribute_current
 from nmoe_core.shards.manifest import digest_of
-from nmoe_core.tasks.selection.expression import require_columns
+from nmoe_core.tasks.selection.expression import known_schema, require_columns
 from nmoe_core.tasks.selection.outcome import times_of
-from nmoe_core.tasks.selection.view import Schema, read_columns, run_schema, shard_parts
+from nmoe_core.tasks.selection.view import (
+    Schema,
+    planned_schema,
+    read_columns,
+    run_schema,
+    shard_parts,
+)
 
 _ALIASES = {"quality": "quality.aggregated", "topic": "topics.topic"}
 _TOPIC = "topics.topic"
 _TERMS = 2  # words of a topic in a bucket's name
 
 
-@dataclass(frozen=True, slots=True)
-class _Corpus:
-    """The documents of sources, with the columns that make buckets."""
-
-    run: Run
-    labels: list[str]
-
-    def samples(self, sources: Sequence[str]) -> Iterator[Sample]:
-        """The kept documents of each shard, in order."""
-        for source in sources:
-            for shard in self.run.tree.shards(source, self.run.config.prep.num_shards):
-                times = times_of(self.run, shard)
-                lengths = [file.lengths() for file in open_shard_documents(shard).files]
-                tokens = times * np.concatenate([np.empty(0, np.int64), *lengths])
-                columns = self.columns(shard)
-                yield Sample(source, columns.filter(pa.array(times > 0)), tokens[times > 0])
-
-    def columns(self, shard: ShardPaths) -> pa.Table:
-        """The columns of all documents of a shard."""
-        schema = run_schema(self.run, shard.source)
-        return read_columns(self.run, shard, schema, self.labels)
+def _samples(run: Run, labels: Sequence[str], sources: Sequence[str]) -> Iterator[Sample]:
+    """The kept documents of each shard of sources, with the columns that make buckets."""
+    for source in sources:
+        schema = run_schema(run, source)
+        for shard in run.tree.shards(source, run.config.prep.num_shards):
+            times = times_of(run, shard)
+            lengths = [file.lengths() for file in open_shard_documents(shard).files]
+            tokens = times * np.concatenate([np.empty(0, np.int64), *lengths])
+            columns = read_columns(run, shard, schema, labels)
+            yield Sample(source, columns.filter(pa.array(times > 0)), tokens[times > 0])
 
 
 def fit_buckets(run: Run, sources: Sequence[str], *, refit: bool = False) -> Result:
@@ -79,17 +73,17 @@ def fit_buckets(run: Run, sources: Sequence[str], *, refit: bool = False) -> Res
     path = run.tree.buckets
     columns = bucket_columns(run, sources)
     made_from = bucket_fingerprints(run, [column.label for column in columns])
-    corpus = _Corpus(run, [column.label for column in columns])
+    samples = partial(_samples, run, [column.label for column in columns])
     least_tokens = parse_count(run.config.mixture.buckets.least_tokens)
     with replacing(path):
         known = None if refit else read_sealed(path)
         if known is None or known["fingerprints"] != made_from:
-            found = define(columns, sources, corpus.samples, least_tokens)
+            found = define(columns, sources, samples, least_tokens)
         else:
             found = Definition.of_payload(known)
             missing = [name for name in sources if name not in found.sources]
             if missing:
-                found = with_sources(found, missing, corpus.samples, least_tokens)
+                found = with_sources(found, missing, samples, least_tokens)
         settings = run.config.mixture.buckets.model_dump(mode="json")
         recorded_with = {"settings": settings, "fingerprints": made_from}
         payload = seal_summary(found.payload() | recorded_with)
@@ -141,35 +135,42 @@ def bucket_columns(run: Run, sources: Sequence[str]) -> list[Column]:
             do="set by in [mixture.buckets]",
             code="E-CONFIG-MISSING",
         )
-    schema: Schema = run_schema(run, sources[0]) if sources else {}
+    schema = run_schema(run, sources[0]) if sources else {}
+    labels = _labels(run, schema)
+    return [
+        Column(label, num_quantiles, terms=_topic_terms(run) if label == _TOPIC else {})
+        for label, (_, num_quantiles) in zip(labels, map(bucket_column, by))
+    ]
+
+
+def require_bucketable(run: Run) -> None:
+    """Check the columns of `mixture.buckets.by` before they are made. Raises as `fit_buckets`."""
+    schema = planned_schema(run)
+    for label, text in zip(_labels(run, schema), run.config.mixture.buckets.by):
+        Column(label, bucket_column(text)[1]).require(schema[label])
+
+
+def _labels(run: Run, schema: Schema) -> list[str]:
+    """The columns of `by`, as `attribute.column`. If one is not known, the error names the task
+    that makes it."""
     known = spellings({label: label for label in schema})
+    place = f"{run.path}: mixture.buckets.by"
     found = []
-    for text in by:
-        name, num_quantiles = bucket_column(text)
+    for name, _ in map(bucket_column, run.config.mixture.buckets.by):
         name = _ALIASES.get(name, name)
         if name not in known:
-            raise _unknown(run, name, known, schema)
-        label = known[name]
-        terms = _topic_terms(run) if label == _TOPIC else {}
-        found.append(Column(label, num_quantiles, terms=terms))
+            planned = spellings({label: label for label in known_schema(run)})
+            require_columns(run, [planned[name]] if name in planned else [], schema, place)
+            labels = (label for label in schema if not label.startswith("documents."))
+            raise ConfigError(
+                "unknown column",
+                where=place,
+                found=name,
+                expected=", ".join(sorted(labels)),
+                code="E-SELECT-EXPRESSION",
+            )
+        found.append(known[name])
     return found
-
-
-def _unknown(run: Run, name: str, known: Any, schema: Schema) -> Exception:
-    """The error for an unknown column; if the run records it, its task is named."""
-    from nmoe_core.tasks.selection.expression import known_schema
-
-    place = f"{run.path}: mixture.buckets.by"
-    planned = spellings({label: label for label in known_schema(run)})
-    if name in planned:
-        require_columns(run, [planned[name]], schema, place)
-    return ConfigError(
-        "unknown column",
-        where=place,
-        found=name,
-        expected=", ".join(sorted(label for label in schema if not label.startswith("documents."))),
-        code="E-SELECT-EXPRESSION",
-    )
 
 
 def _topic_terms(run: Run) -> dict[str, str]:
@@ -186,17 +187,18 @@ def put_in_buckets(run: Run, source: str, buckets: Iterable[int]) -> dict[int, R
     """Record the bucket of each document of shards; current files are kept. Raises as `fit_buckets`
     and `load_definition`."""
     definition = load_definition(run)
-    corpus = _Corpus(run, [column.label for column in definition.columns])
     shards = {bucket: run.tree.shard(source, bucket) for bucket in buckets}
-    return {bucket: _put(corpus, shard, definition) for bucket, shard in shards.items()}
+    return {bucket: _put(run, shard, definition) for bucket, shard in shards.items()}
 
 
-def _put(corpus: _Corpus, shard: ShardPaths, definition: Definition) -> Result:
+def _put(run: Run, shard: ShardPaths, definition: Definition) -> Result:
     path = shard.buckets
-    made_from = put_fingerprints(corpus.run, shard, definition)
+    made_from = put_fingerprints(run, shard, definition)
     with writing_if(lambda: not is_attribute_current(path, made_from), path) as changed:
         if changed:
-            names = definition.buckets(shard.source, corpus.columns(shard))
+            labels = [column.label for column in definition.columns]
+            columns = read_columns(run, shard, run_schema(run, shard.source), labels)
+            names = definition.buckets(shard.source, columns)
             documents = open_shard_documents(shard).documents
             schema = pa.schema([(BUCKET, pa.string())])
             rows = pa.record_batch([pa.array(names, pa.string())], schema=schema)

@@ -28,6 +28,7 @@ from nmoe_core.shards.publish.send import publish
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.checks import check_curated
 from nmoe_core.tasks.selection.bucket_plan import bucket_paths
+from nmoe_core.tasks.shards import require_selectable
 from tests.core.curate.corpus import Corpus
 from tests.project import (
     Project,
@@ -398,6 +399,7 @@ def test_published_buckets_are_streamed_each_with_its_own_checksums(
         ('["nothing"]', "E-SELECT-EXPRESSION"),
         ('["lang:4"]', "E-BUCKETS-COLUMN"),
         ('["language.lang"]', "E-SELECT-EXPRESSION"),
+        ('["decision:4"]', "E-BUCKETS-COLUMN"),
     ],
 )
 def test_a_column_that_cannot_make_buckets_is_refused(project: Project, by: str, code: str) -> None:
@@ -406,6 +408,10 @@ def test_a_column_that_cannot_make_buckets_is_refused(project: Project, by: str,
     run = Run(project.config, {"mixture.buckets.by": json.loads(by)})
     with refused(code):
         fit_buckets(run, SOURCES)
+    if by != '["lang:4"]':  # the types of passthrough columns are known after prep
+        with refused(code):
+            require_selectable(run)
+    require_selectable(project.run)
 
 
 @pytest.mark.parametrize(
