@@ -235,7 +235,7 @@ def test_weights_are_shares_of_tokens_and_a_file_may_set_them(tmp_path: Path) ->
 
 def test_a_document_moves_bucket_and_only_its_buckets_change(tmp_path: Path) -> None:
     project = _project(tmp_path)
-    run = _curate(project)
+    _curate(project)
     before = contents(tmp_path / "out")
     _curate(project)
     assert contents(tmp_path / "out") == before
@@ -243,18 +243,29 @@ def test_a_document_moves_bucket_and_only_its_buckets_change(tmp_path: Path) -> 
     rows = _rows("web")
     moved = next(i for i, row in enumerate(rows) if row["lang"] == "en" and len(row["text"]) > 90)
     rows[moved]["lang"] = "de/at"
-    (tmp_path / "in/web.jsonl").write_text(json_lines(rows))
-    for verb in (["prep-mixture"], ["attributes"], ["hydra", "grade"]):
-        _command(project, *verb)
-    digests = {n: load_manifest(p).content_digest() for n, p in _sources(run).items()}
-    _curate(project)
-    after = {n: load_manifest(p).content_digest() for n, p in _sources(run).items()}
-    assert after.keys() == digests.keys()
-    changed = {name for name in after if after[name] != digests[name]}
-    assert len(changed) == 2
-    assert {name.split("/")[1] for name in changed} == {"en", "de=2Fat"}
+    assert _changed_by(project, rows) == {"en", "de=2Fat"}
+    rows.append({"id": "web-new", "text": " ".join(_WORDS * 2), "lang": "fi"})
+    assert _changed_by(project, rows) == {"rest"}  # the rare languages are merged
     found = contents(tmp_path / "out" / "mixture")
     assert found["buckets.json"] == before["mixture/buckets.json"]
+
+
+def _changed_by(project: Project, rows: list[Row]) -> set[str]:
+    """The language of each bucket of web that changes with new rows; each must be one bucket."""
+    sources = _sources(project.run).items()
+    digests = {name: load_manifest(path).content_digest() for name, path in sources}
+    (project.directory / "in/web.jsonl").write_text(json_lines(rows))
+    for verb in (["prep-mixture"], ["attributes"], ["hydra", "grade"]):
+        _command(project, *verb)
+    _curate(project)
+    sources = _sources(project.run).items()
+    after = {name: load_manifest(path).content_digest() for name, path in sources}
+    assert after.keys() == digests.keys()
+    changed = [name for name in after if after[name] != digests[name]]
+    assert all(name.startswith("web/") for name in changed)
+    languages = {name.split("/")[1] for name in changed}
+    assert len(languages) == len(changed)
+    return languages
 
 
 def test_without_buckets_again_their_manifests_are_removed(tmp_path: Path) -> None:
