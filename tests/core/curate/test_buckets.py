@@ -21,7 +21,7 @@ from loader.plan.phases import Phase
 from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.curate.buckets.definition import Column, Definition, escaped, merged
-from nmoe_core.curate.buckets.stages import bucket_phases, bucket_stages
+from nmoe_core.curate.buckets.stages import bucket_phases, bucket_stages, source_phases
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.shards.documents import shard_files
 from nmoe_core.shards.publish.send import publish
@@ -176,24 +176,52 @@ def test_the_sources_of_the_plan_are_the_buckets_of_a_naive_grouping(project: Pr
             verify_curated_shard(shard)
 
 
+def _read(plan: Path, world: int, state: dict[str, Any] | None = None) -> list[tuple[str, bytes]]:
+    """Source and tokens of all rows in order, read by `world` ranks, on request from a state on."""
+    rows: dict[int, tuple[str, bytes]] = {}
+    for rank in range(world):
+        with open_loader(
+            plan, rank=rank, world_size=world, backend="numpy", form="batch"
+        ) as loader:
+            if state is not None:
+                loader.load_state_dict(state)
+            for batch in loader:
+                names = [batch.source_names[i] for i in batch.source_index]
+                for number, name, row in zip(batch.sequence_index, names, batch.inputs):
+                    rows[int(number)] = name, row.astype(np.uint32).tobytes()
+    return [rows[number] for number in sorted(rows)]
+
+
+def test_phases_name_sources_and_buckets(project: Project) -> None:
+    phase = {"start_step": 5, "dataset_weights": {"web": 1.0, "books": 0.0, "books/en/q1": 1.0}}
+    run = Run(project.config, {"phases": [phase]})
+    plan, _ = curate.planned_loader(run, SOURCES, [])
+    before, after = plan.stages
+    assert [source.name for source in before.sources] == [s.name for s in plan.sources]
+    own = {source.name: source.weight for source in after.sources}
+    books = [name for name in own if name.startswith("books/")]
+    assert books == ["books/en/q1"]
+    assert own["books/en/q1"] == pytest.approx(500_000, abs=20)
+    assert len(own) == len([s for s in before.sources if s.name.startswith("web/")]) + 1
+    with refused("E-CONFIG"):
+        other = {"start_step": 5, "dataset_weights": {"web/other": 1.0}}
+        curate.planned_loader(Run(project.config, {"phases": [other]}), SOURCES, [])
+    preview = source_phases(run.loader.phases)
+    assert dict(preview[0].weights) == {"web": 1.0, "books": 1.0}
+
+
 def test_the_loader_reads_each_bucket_in_its_order_at_any_world_size(project: Project) -> None:
     run = project.run
     streams = {
         name: np.concatenate([*_tokens(run, path).values()]) for name, path in _sources(run).items()
     }
-    found = []
-    for world in (1, 2, 4):
-        rows: dict[int, tuple[str, bytes]] = {}
-        for rank in range(world):
-            with open_loader(
-                run.tree.plan, rank=rank, world_size=world, backend="numpy", form="batch"
-            ) as loader:
-                for batch in loader:
-                    names = [batch.source_names[i] for i in batch.source_index]
-                    for number, name, row in zip(batch.sequence_index, names, batch.inputs):
-                        rows[int(number)] = name, row.astype(np.uint32).tobytes()
-        found.append([rows[number] for number in sorted(rows)])
+    found = [_read(run.tree.plan, world) for world in (1, 2, 4)]
     assert found[0] == found[1] == found[2]
+    with open_loader(run.tree.plan, backend="numpy") as loader:
+        for _ in range(7):
+            next(loader)
+        state = loader.state_dict()
+    assert _read(run.tree.plan, 2, state) == found[0][7 * 4 :]
     by_name: dict[str, list[bytes]] = defaultdict(list)
     for name, row in found[0]:
         by_name[name].append(row)
