@@ -193,7 +193,7 @@ def _read(plan: Path, world: int, state: dict[str, Any] | None = None) -> list[t
 
 
 def test_phases_name_sources_and_buckets(project: Project) -> None:
-    phase = {"start_step": 5, "dataset_weights": {"web": 1.0, "books": 0.0, "books/en/q1": 1.0}}
+    phase = {"start_step": 60, "dataset_weights": {"web": 1.0, "books": 0.0, "books/en/q1": 1.0}}
     run = Run(project.config, {"phases": [phase]})
     plan, _ = curate.planned_loader(run, SOURCES, [])
     before, after = plan.stages
@@ -204,7 +204,7 @@ def test_phases_name_sources_and_buckets(project: Project) -> None:
     assert own["books/en/q1"] == pytest.approx(500_000, abs=20)
     assert len(own) == len([s for s in before.sources if s.name.startswith("web/")]) + 1
     with refused("E-CONFIG"):
-        other = {"start_step": 5, "dataset_weights": {"web/other": 1.0}}
+        other = {"start_step": 60, "dataset_weights": {"web/other": 1.0}}
         curate.planned_loader(Run(project.config, {"phases": [other]}), SOURCES, [])
     preview = source_phases(run.loader.phases)
     assert dict(preview[0].weights) == {"web": 1.0, "books": 1.0}
