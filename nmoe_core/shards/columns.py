@@ -8,13 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loader.files.format import MANIFEST_NAME, Manifest, load_manifest
+from loader.files.format import Manifest
 from loader.files.regular import regular
 from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.shards.attribute_file import Documents, read_attribute, write_attribute
-from nmoe_core.shards.manifest import COLUMNS_NAME, column_files
+from nmoe_core.shards.manifest import COLUMNS_NAME, column_files, first_documents
 from nmoe_core.shards.shard_file import seal_file
 from nmoe_core.sources.passthrough_columns import plain
 
@@ -70,17 +70,11 @@ def copy_columns(manifest: Manifest, ingest_ids: Iterator[str], out: Path) -> No
 
 
 def _numbers(manifest: Manifest, path: Path) -> list[int]:
-    """Numbers of the rows of a shard's file of columns that belong to documents of the manifest: of
-    a bucket, the documents in its files."""
-    shard = load_manifest(path.with_name(MANIFEST_NAME))
-    below = "" if manifest.path.parent == path.parent else f"{path.parent.name}/"
-    own = {entry.path for entry in manifest.shards}
+    """Numbers of the rows of a shard's file of columns that belong to documents of the manifest."""
     found: list[int] = []
-    first = 0
-    for entry in shard.shards:
-        stop = first + entry.num_documents
-        found += range(first, stop) if f"{below}{entry.path}" in own else ()
-        first = stop
+    for entry, first in zip(manifest.shards, first_documents(manifest)):
+        if manifest.shard_path(entry).parent == path.parent:
+            found += range(first, first + entry.num_documents)
     return found
 
 

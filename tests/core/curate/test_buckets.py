@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from loader import open_loader
@@ -24,6 +25,7 @@ from nmoe_core.curate.buckets.definition import Column, Definition, escaped, mer
 from nmoe_core.curate.buckets.stages import bucket_phases, bucket_stages, source_phases
 from nmoe_core.curate.shards.lineage import verify_curated_shard
 from nmoe_core.shards.documents import shard_files
+from nmoe_core.shards.export.run import Form, export
 from nmoe_core.shards.publish.send import publish
 from nmoe_core.tasks import curate
 from nmoe_core.tasks.checks import check_curated
@@ -416,6 +418,23 @@ def _make(run: Run) -> None:
         curate.curate_shards(run, source, range(2))
         curate.combine(run, source)
     curate.make_plan(run, SOURCES, [])
+
+
+@pytest.mark.parametrize("form", ["megatron", "parquet"])
+def test_an_exported_bucket_has_the_columns_of_its_own_documents(
+    project: Project, tmp_path: Path, form: Form
+) -> None:
+    run = project.run
+    languages = {row["id"]: row["lang"] for row in _rows("web")}
+    for name, path in bucket_paths(run, "web").items():
+        export(path, tmp_path / name, form)
+        ids: list[str] = []
+        for file in sorted((tmp_path / name).glob("*.parquet")):
+            rows = pq.read_table(file)
+            own = rows.column("ingest_id" if form == "megatron" else "id").to_pylist()
+            assert rows.column("lang").to_pylist() == [languages[one] for one in own]
+            ids += own
+        assert ids == list(_tokens(run, path))
 
 
 def test_published_buckets_are_streamed_each_with_its_own_checksums(
