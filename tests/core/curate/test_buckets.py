@@ -5,7 +5,6 @@ import random
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -398,14 +397,14 @@ def test_a_stop_at_any_step_of_new_buckets_is_repaired_by_the_next_run(
         shutil.copytree(project.directory, place)
         run = Run(place / "run.toml", {"mixture.buckets.by": ["n_words:2"]})
         for step in steps:
-            with failing(f"rename:{step}:EIO"), suppress(OSError):
+            with failing(f"rename:{step}:EIO"), pytest.raises(OSError, match="Input/output"):
                 _make(run)
         _make(run)
         found = contents(place / "out" / "curated") | contents(place / "out" / "mixture")
         return {name: content for name, content in found.items() if not name.startswith(".")}
 
     whole = made("whole", ())
-    assert made("stopped", (1, 2, 4, 6, 8, 9, 10, 11)) == whole
+    assert made("stopped", (1, 2, 4, 6, 8, 9)) == whole
     assert any("bucket_q2" in name for name in whole)
 
 
