@@ -37,7 +37,7 @@ _KINDS = {
     "docid_slices": "prep",
     **dict.fromkeys(("student", "probe_head", "judge_head", "calibration"), "heads"),
     **dict.fromkeys(("quality_scores", "regrade_plan"), "grade"),
-    **dict.fromkeys((*BUILT_IN, "selection"), "curate"),
+    **dict.fromkeys((*BUILT_IN, "selection", "buckets"), "curate"),
     **dict.fromkeys(("topics", "curated", "curated_manifest", "seen_index"), "curate"),
     **dict.fromkeys(("loader_plan", "published_plan"), "curate"),
 }

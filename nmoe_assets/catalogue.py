@@ -64,6 +64,7 @@ SELECTION_ROWS = (
     ("keep", "bool", "whether all clauses are true"),
     ("reason", "integer", "number of the first false clause, from 1; 0 if kept"),
 )
+BUCKET_ROWS = (*ATTRIBUTE_ROWS, ("bucket", "string", "its bucket, such as science/q3"))
 REPEAT_ROWS = (("repeat", "integer", "how often a pass reads it; absent if none more than once"),)
 LINEAGE_ROWS = (
     ("parent_doc_id", "string", "id in the parent shard", "quality_scores.doc_id"),
@@ -144,6 +145,7 @@ _MEANINGS = {
     "misaligned_shards": "shards that start at another position in a window than planned",
     "steps, sequences": "length of the run; a step reads batch_size sequences",
     "sequences_SOURCE": "sequences of each source",
+    "buckets_SOURCE": "buckets of each source",
     "remix_NNNN": "shares before and after each remix",
     "files_sorted": "token files indexed in this run; 0 if no file changed",
     "files_sent, bytes_sent": "uploaded in this run; 0 if the store had all files",

@@ -21,7 +21,7 @@ import numpy as np
 from loader.errors import ConfigError, FormatError
 from loader.files.addresses import join, parent
 from loader.files.block_cache import BlockCache
-from loader.files.blocks import BLOCKS_NAME, check_count, read_blocks
+from loader.files.blocks import blocks_name, check_count, read_blocks
 from loader.files.format import Manifest
 from loader.files.regular import open_file
 from loader.files.stores.clients import check_not_forked
@@ -205,9 +205,9 @@ class _Requests:
 
 def _blocks(manifest: Manifest, url: str) -> Iterator[_Block]:
     """The blocks of a manifest's files, in order."""
-    path = manifest.path.with_name(BLOCKS_NAME)
+    path = manifest.path.with_name(blocks_name(manifest.path))
     directory = parent(url)
-    where = join(directory, BLOCKS_NAME)
+    where = join(directory, blocks_name(manifest.path))
     for entry, own in zip(manifest.shards, read_blocks(path, manifest, where)):
         check_count(own, entry.num_tokens, where)
         size = entry.num_tokens * own.integers.itemsize

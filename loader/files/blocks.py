@@ -26,6 +26,13 @@ _FORMAT = "nmoe-blocks/1"
 _HEX = 64  # digits of a SHA-256
 
 
+def blocks_name(manifest: Path) -> str:
+    """The name of the file of blocks beside a manifest: `blocks.json`; of a bucket, whose directory
+    has the manifests of other buckets too, `blocks_{name of the manifest}`."""
+    is_of_bucket = manifest.name.startswith("bucket_")
+    return f"blocks_{manifest.name}" if is_of_bucket else BLOCKS_NAME
+
+
 class FileBlocks(NamedTuple):
     """Blocks of a token file. offset_bytes: offset of the file's first token. integers: type of its
     tokens. digests: SHA-256 of each block."""
@@ -55,8 +62,8 @@ def write_blocks(manifest: Manifest, block_bytes: int = BLOCK_BYTES) -> Path:
         files = dict(zip((e.path for e in manifest.shards), pool.map(of_file, manifest.shards)))
     value = {"format": _FORMAT, "manifest": manifest.content_digest()}
     value |= {"block_bytes": block_bytes, "files": files}
-    path = manifest.path.with_name(BLOCKS_NAME)
-    part = manifest.path.with_name(".blocks.part")
+    path = manifest.path.with_name(blocks_name(manifest.path))
+    part = path.with_name(f".{path.stem}.part")
     part.write_text(json.dumps(sealed(value)) + "\n")
     part.replace(path)
     return path

@@ -12,7 +12,7 @@ from pathlib import Path
 from loader.errors import ConfigError, FormatError
 from loader.files.addresses import join
 from loader.files.block_files import StoreData
-from loader.files.blocks import BLOCKS_NAME, read_blocks
+from loader.files.blocks import blocks_name, read_blocks
 from loader.files.format import Manifest, load_manifest, resolve_inside
 from loader.plan.file import load_plan
 from loader.plan.records import LoaderPlan
@@ -54,8 +54,8 @@ def _require_room(plan: LoaderPlan, cache_bytes: int) -> None:
 def _fetch_blocks(place: tuple[str, Manifest]) -> None:
     """Copy `blocks.json`, unless the local copy belongs to this manifest."""
     directory, manifest = place
-    local = manifest.path.with_name(BLOCKS_NAME)
-    url = join(directory, BLOCKS_NAME)
+    local = manifest.path.with_name(blocks_name(manifest.path))
+    url = join(directory, blocks_name(manifest.path))
     try:
         read_blocks(local, manifest, url)
     except FormatError:

@@ -96,6 +96,11 @@ def selections(run: Run, sources: list[str]) -> list[list[str]]:
     return [[source, name] for source in sources for name in selection_names(run, source)]
 
 
+def bucket_keys(run: Run, source: str) -> list[list[str]]:
+    """Keys of the definition of buckets and of a source's buckets, if the run has buckets."""
+    return [["curation", "buckets"], [source, "buckets"]] if run.config.mixture.buckets.by else []
+
+
 def duplicates(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
     """The asset `duplicates`, if the run searches for copies."""
     names = [source.name for source in sources]
@@ -179,7 +184,7 @@ def selection(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
         facts=("kept", *["readings"] * bool(often), "changed"),
         code_version=settings.selection(run, name).version,
         deps=deps,
-        downstream=[[name, "curated"]],
+        downstream=[[name, "curated"], *bucket_keys(run, name)[:1]],
         columns=SELECTION_ROWS + REPEAT_ROWS if often else SELECTION_ROWS,
         checks=("rows", "drift"),
         check=lambda made: checks.check_attribute(run, name, "selection", map(int, made)),

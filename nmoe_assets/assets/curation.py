@@ -5,11 +5,18 @@ from dataclasses import replace
 import dagster as dg
 
 from nmoe_assets.assets.asset import Asset, Deps
-from nmoe_assets.assets.attributes import copies_keys, selection_names
+from nmoe_assets.assets.attributes import (
+    attribute_keys,
+    bucket_keys,
+    copies_keys,
+    selection_names,
+    selections,
+)
 from nmoe_assets.assets.events import picture_link
-from nmoe_assets.catalogue import LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
+from nmoe_assets.catalogue import BUCKET_ROWS, LINEAGE_ROWS, ORDER_FACTS, TOPIC_ROWS, curated_group
 from nmoe_core.base.errors import one_line
 from nmoe_core.base.result import Result
+from nmoe_core.config.attributes import WITHOUT_COLUMNS
 from nmoe_core.config.run import Run
 from nmoe_core.curate.settings import curate_settings, spreads_copies
 from nmoe_core.prep.mixture import SourcePlan
@@ -42,6 +49,59 @@ def topic_model(run: Run, sources: list[SourcePlan]) -> dg.AssetsDefinition:
     ).unpartitioned(lambda: curate.fit_topics(run, names), "topics_and_k")
 
 
+def buckets(run: Run, sources: list[SourcePlan]) -> list[dg.AssetsDefinition]:
+    """The definition of buckets, if the run has buckets."""
+    names = [source.name for source in sources]
+    if not run.config.mixture.buckets.by:
+        return []
+    asset = Asset(
+        run=run,
+        key=[GROUP, "buckets"],
+        group=GROUP,
+        stage="curate",
+        kind="json",
+        description="The buckets of each source, by "
+        f"`{', '.join(run.config.mixture.buckets.by)}`: quantiles over the kept documents of all "
+        "sources, and small buckets merged. The definition is kept until its settings change.",
+        facts=("buckets_SOURCE", "changed"),
+        code_version=settings.buckets(run).version,
+        deps=[key for name in names for key in _bucketed_from(run, name)] + selections(run, names),
+        downstream=[[name, "buckets"] for name in names],
+    )
+    return [asset.unpartitioned(lambda: curate.define_buckets(run, names))]
+
+
+def _bucketed_from(run: Run, source: str) -> list[list[str]]:
+    """The assets whose columns may make buckets of a source."""
+    kinds = ("shards", "quality_scores", "topics")
+    attributes = [key for key in attribute_keys(run, source) if key[-1] not in WITHOUT_COLUMNS]
+    copies = copies_keys(run, source)
+    return [*([source, kind] for kind in kinds), *attributes, *copies[1:]]
+
+
+def source_buckets(run: Run, source: SourcePlan) -> list[dg.AssetsDefinition]:
+    """The bucket of each document of a source, if the run has buckets."""
+    name = source.name
+    if not run.config.mixture.buckets.by:
+        return []
+    asset = Asset(
+        run=run,
+        key=[name, "buckets"],
+        group=curated_group(name),
+        stage="curate",
+        kind="parquet",
+        description="The bucket of each document, by the definition of all buckets.",
+        facts=("changed",),
+        code_version=settings.PUT_IN_BUCKETS.version,
+        deps=[*_bucketed_from(run, name), [GROUP, "buckets"]],
+        downstream=[[name, "curated"]],
+        columns=BUCKET_ROWS,
+        checks=("rows", "drift"),
+        check=lambda made: checks.check_attribute(run, name, "buckets", map(int, made)),
+    )
+    return [asset.sharded("buckets", name)]
+
+
 def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
     """Topic of every document of a source, one partition per shard."""
     name = source.name
@@ -54,7 +114,7 @@ def topics(run: Run, source: SourcePlan) -> dg.AssetsDefinition:
         description="Topic of each document: the nearest centroid of the topic model.",
         code_version=settings.TOPICS.version,
         deps=[[name, "shards"], [GROUP, "topic_model"]],
-        downstream=[[name, "curated"]],
+        downstream=[[name, "curated"], *bucket_keys(run, name)],
         columns=TOPIC_ROWS,
         checks=("topic_range",),
         check=lambda made: checks.check_topics(run, name, map(int, made)),
@@ -97,6 +157,7 @@ def _curated_from(run: Run, source: str) -> Deps:
         deps = [dg.AssetDep([source, part], partition_mapping=whole) for part in kept_from]
     else:
         deps = [[source, part] for part in kept_from]
+    deps += [[source, "buckets"]] * bool(run.config.mixture.buckets.by)
     return [*deps, [source, "topics"]]
 
 

@@ -115,6 +115,8 @@ def task_jobs(run: Run, sources: list[SourcePlan]) -> list[TaskJob]:
     curated = [key for key in recorded if key not in first]
     curated += of_sources("topics")
     curated += map(tuple, selections(run, [source.name for source in sources]))
+    if run.config.mixture.buckets.by:
+        curated += [("curation", "buckets"), *of_sources("buckets")]
     curated += of_sources("curated", *seen_names(run), "curated_manifest")
     curated = [("curation", "topic_model"), *curated, ("mixture", "loader_plan")]
     prepared = [*of_sources("shards", "manifest"), *first]

@@ -17,7 +17,7 @@ WITHOUT_COLUMNS = ("signatures", "embedding")  # rules and queries cannot name t
 BUILT_IN = ("signals", "language", "pii", "contamination", "signatures", "duplicates")
 BUILT_IN += OF_BACKBONE
 RESERVED = frozenset(
-    (*BUILT_IN, "columns", "changes", "quality", "topics", "selection", "documents")
+    (*BUILT_IN, "columns", "changes", "quality", "topics", "selection", "buckets", "documents")
 )
 
 

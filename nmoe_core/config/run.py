@@ -87,6 +87,23 @@ class RunConfig(StrictModel):
             raise ValueError('target_by = "language" needs "language" in attributes.use')
         return self
 
+    @model_validator(mode="after")
+    def _buckets_can_be_ordered(self) -> RunConfig:
+        table = self.curation
+        if not self.mixture.buckets.by:
+            return self
+        if table.order in ("window_fill", "bin_packing"):
+            raise ValueError(
+                f"{table.order} fills windows across documents of all buckets: set another "
+                "curation.order, or remove mixture.buckets"
+            )
+        if table.stability == "resume":
+            raise ValueError(
+                'curation.stability = "resume" keeps the positions of documents, but buckets move '
+                "them: remove one of both"
+            )
+        return self
+
 
 class Run:
     """A checked configuration with its paths resolved.

@@ -94,12 +94,56 @@ class PrepTable(ShardKeys):
         return value
 
 
+class BucketsTable(StrictModel):
+    """`[mixture.buckets]`: divides the curated documents of each source into buckets, each of which
+    is a source of the loader plan."""
+
+    by: tuple[Annotated[str, Field(min_length=1)], ...] = Field(default=(), max_length=4)
+    """Columns of attributes whose values make the buckets, as `where` names them, also `topic`, and
+    `quality` for the aggregated score; `NAME:4` makes 4 quantiles of a number, with equal tokens.
+    Empty: no buckets."""
+    least_tokens: str | int = "10M"
+    """Tokens that a bucket of a source must have when buckets are defined, such as 10M; smaller
+    ones are merged."""
+
+    @field_validator("least_tokens")
+    @classmethod
+    def _is_count(cls, value: str | int) -> str | int:
+        parse_count(value)
+        return value
+
+    @field_validator("by")
+    @classmethod
+    def _columns_differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        columns = [column for column, _ in map(bucket_column, value)]
+        if len(set(columns)) < len(columns):
+            raise ValueError("a column is named twice")
+        return value
+
+
+def bucket_column(text: str) -> tuple[str, int]:
+    """The column and the number of quantiles (0: values) of an entry of `by`, such as `quality:4`.
+    Raises ValueError if the number is not from 2 to 100."""
+    column, colon, number = text.partition(":")
+    if not colon:
+        return column, 0
+    if (
+        not column
+        or re.fullmatch(r"[1-9][0-9]{0,2}", number) is None
+        or not 2 <= int(number) <= 100
+    ):
+        raise ValueError(f"{text!r} is not NAME or NAME:N with 2 to 100 quantiles")
+    return column, int(number)
+
+
 class MixtureTable(StrictModel):
     """`[mixture]`: the weights of a run's sources."""
 
     weights: PathText | None = None
-    """TOML file with a table `[weights]`: the weight of every source of each stage, in place of the
-    mixture's sizes and its temperature. `nmoe mix --write` makes one."""
+    """TOML file with a table `[weights]`: the weight of every source of each stage (with buckets,
+    of every bucket), in place of the mixture's sizes and its temperature. `nmoe mix --write` makes
+    one."""
+    buckets: BucketsTable = BucketsTable()
 
 
 class CurationTable(StrictModel):

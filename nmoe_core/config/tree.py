@@ -73,6 +73,7 @@ class Tree:
     looked = _Below("root", ".walk.json")
     input_ledger = _Below("root", "input_ledger.json")
     account = _Below("root", "account.json")
+    buckets = _Below("root", "mixture/buckets.json")
     takedown = _Below("root", "takedown/documents.jsonl")
     takedown_grams = _Below("root", "takedown/grams.npy")
     takedown_letters = _Below("root", "takedown/letters.npy")
@@ -133,6 +134,15 @@ class Tree:
     def curated_manifest(self, source: str) -> Path:
         return self.curated_split(source) / MANIFEST_NAME
 
+    def bucket_manifest(self, source: str, bucket: str) -> Path:
+        """The manifest of a bucket of a source's curated documents, such as `science/q3`."""
+        name = f"bucket_{bucket.replace('/', '+')}.json"
+        return self.curated_split(source) / name
+
+    def bucket_manifests(self, source: str) -> list[Path]:
+        """The manifests of all buckets of a source, sorted."""
+        return sorted(self.curated_split(source).glob("bucket_*.json"))
+
     def curation(self, source: str) -> Path:
         """File with counts and diversity of all curated shards of a source."""
         return self.curated_split(source) / CURATION_NAME
@@ -180,6 +190,11 @@ class ShardPaths:
     def selection(self) -> Path:
         """File with the result of the run's `where` for each document."""
         return self.attribute("selection")
+
+    @property
+    def buckets(self) -> Path:
+        """File with the bucket of each document, if the run has buckets."""
+        return self.attribute("buckets")
 
     @property
     def name(self) -> str:

@@ -10,15 +10,20 @@ def curate_settings(run: Run, source: str) -> CurateSettings:
     names = {"include", "repeat", "epoch", "packing", "by", "descending"}
     shared = table.model_dump(include=names)
     consumed = table.resume_from_token.get(source, 0)
+    has_buckets = bool(run.config.mixture.buckets.by)
+    order = "insert_only" if table.stability == "insert_only" else table.order
+    if has_buckets and order == "auto":  # `auto` may fill windows, which would mix buckets
+        order = "golden"
     return CurateSettings(
         **shared,
         where=table.where_of(source),
         spread_copies=spreads_copies(run),
-        order="insert_only" if table.stability == "insert_only" else table.order,
+        order=order,
         seed=run.loader.seed,
         seq_len=window_tokens(run),
         resume_from_token=consumed if table.stability == "resume" else None,
         tokens_per_shard=run.config.prep.tokens_per_shard,
+        has_buckets=has_buckets,
     )
 
 

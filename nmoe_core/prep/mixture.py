@@ -4,7 +4,7 @@ A source that several stages use is prepared once, for the sum of their quotas. 
 only reference `{data_root}/{source}/{split}` and never copy it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,20 +132,50 @@ def _flow(run: Run, name: str | None = None, max_tokens: str | int | None = None
 
 def run_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
     """The stages of the run's flow, with token targets and the weights of its plan, which are from
-    the file `mixture.weights` if the run names one. Raises ConfigError if the file has no weight
-    for a source of a stage, or weights of other sources."""
-    stages = _flow(run, flow).stages()
-    path = run.config.mixture.weights
-    return stages if path is None else _weighted(stages, run.resolve(path))
+    the file `mixture.weights` if the run names one; with buckets, the sums over a source's buckets.
+    Raises ConfigError if the file has no weight for a source of a stage, or weights of other
+    sources (E-MIX-WEIGHTS)."""
+    stages = flow_stages(run, flow)
+    weights = own_weights(run)
+    if weights is None:
+        return stages
+    if run.config.mixture.buckets.by:
+        summed: dict[str, float] = {}
+        for name, weight in weights.items():
+            source = name.partition("/")[0]
+            summed[source] = summed.get(source, 0) + weight
+        weights = summed
+    return with_weights(stages, weights, _weights_path(run))
 
 
-def _weighted(stages: Sequence[Stage], path: Path) -> tuple[Stage, ...]:
-    """Stages with the weights of a file, which have no temperature."""
+def flow_stages(run: Run, flow: str | None = None) -> tuple[Stage, ...]:
+    """The stages of the run's flow with the weights of its mixture."""
+    return _flow(run, flow).stages()
+
+
+def own_weights(run: Run) -> dict[str, float] | None:
+    """The weights of the file `mixture.weights`, by name; None if the run names no file. Raises
+    ConfigError if the file cannot be read."""
+    if run.config.mixture.weights is None:
+        return None
+    path = _weights_path(run)
     content = tables.read_toml(path)
     tables.refuse_unknown(content, ("weights",), str(path))
     where = f"{path} [weights]"
     given = tables.table(content.get("weights"), where)
-    weights = {name: tables.number(value, f"{where}: {name}") for name, value in given.items()}
+    return {name: tables.number(value, f"{where}: {name}") for name, value in given.items()}
+
+
+def _weights_path(run: Run) -> Path:
+    return run.resolve(str(run.config.mixture.weights))
+
+
+def with_weights(
+    stages: Sequence[Stage], weights: Mapping[str, float], path: Path
+) -> tuple[Stage, ...]:
+    """Stages with the weights of the file `path`, which have no temperature. Raises ConfigError if
+    the weights are of other sources than a stage's, or all zero (E-MIX-WEIGHTS)."""
+    where = f"{path} [weights]"
     for part in stages:
         names = [source.name for source in part.sources]
         for name in sorted(weights.keys() ^ set(names)):

@@ -14,7 +14,7 @@ from nmoe_core.base.atomic import atomic_file
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.shards.attribute_file import Documents, read_attribute, write_attribute
-from nmoe_core.shards.manifest import COLUMNS_NAME, column_files
+from nmoe_core.shards.manifest import COLUMNS_NAME, column_files, first_documents
 from nmoe_core.shards.shard_file import seal_file
 from nmoe_core.sources.passthrough_columns import plain
 
@@ -52,9 +52,10 @@ def write_columns(
     }
 
 
-def copy_columns(paths: Sequence[Path], ingest_ids: Iterator[str], out: Path) -> None:
-    """Concatenate the rows of all files into one file, with the ingest id of each document as the
-    last column, `ingest_id`."""
+def copy_columns(manifest: Manifest, ingest_ids: Iterator[str], out: Path) -> None:
+    """Concatenate the rows of a manifest's documents into one file, with the ingest id of each
+    document as the last column, `ingest_id`."""
+    paths = [*column_files(manifest)]
     schema = pq.read_schema(regular(paths[0])).remove_metadata()
     with (
         atomic_file(out) as file,
@@ -63,9 +64,18 @@ def copy_columns(paths: Sequence[Path], ingest_ids: Iterator[str], out: Path) ->
         ) as writer,
     ):
         for path in paths:
-            rows = read_attribute(path)
+            rows = read_attribute(path).take(_numbers(manifest, path))
             ids = pa.array(islice(ingest_ids, rows.num_rows), pa.string())
             writer.write_table(rows.append_column("ingest_id", ids))
+
+
+def _numbers(manifest: Manifest, path: Path) -> list[int]:
+    """Numbers of the rows of a shard's file of columns that belong to documents of the manifest."""
+    found: list[int] = []
+    for entry, first in zip(manifest.shards, first_documents(manifest)):
+        if manifest.shard_path(entry).parent == path.parent:
+            found += range(first, first + entry.num_documents)
+    return found
 
 
 def column_values(manifest: Manifest, names: Sequence[str]) -> dict[str, list[Any]]:

@@ -208,6 +208,22 @@ def column_files(manifest: Manifest) -> dict[Path, str]:
     return found
 
 
+def first_documents(manifest: Manifest) -> list[int]:
+    """The number in its shard of the first document of each file of a manifest. The manifest of a
+    bucket does not have all files of its shards."""
+    numbers: dict[Path, int] = {}
+    for directory in {manifest.shard_path(entry).parent: None for entry in manifest.shards}:
+        shard = find_manifest(directory / MANIFEST_NAME) or manifest
+        first = 0
+        for entry in shard.shards:
+            path = shard.shard_path(entry)
+            if path.parent == directory:
+                numbers[path] = first
+                first += entry.num_documents
+    # A file that its shard does not name any more is refused when it is read.
+    return [numbers.get(manifest.shard_path(entry), 0) for entry in manifest.shards]
+
+
 def changes_file(manifest: Manifest) -> Path | None:
     """The record of what transforms changed in a shard, whose rows have the `changes_digest` of the
     manifest; None if the shard was made without transforms, or is a published copy, which lacks

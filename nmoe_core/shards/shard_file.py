@@ -74,9 +74,15 @@ class OpenShardFile:
     a file is shorter than in `state` (E-PREP-JOURNAL)."""
 
     def __init__(
-        self, directory: Path, stem: str, state: FileState = (0, 0, 0), integers: np.dtype = _U4
+        self,
+        directory: Path,
+        stem: str,
+        state: FileState = (0, 0, 0),
+        integers: np.dtype = _U4,
+        bucket: str = "",
     ) -> None:
         self.integers = integers
+        self.bucket = bucket
         self.npy = directory / f"{stem}.npy"
         self.num_tokens, self.num_documents, self.ids_bytes = state
         sizes = (
@@ -144,6 +150,7 @@ class OpenShardFile:
             "index_checksum": index_checksum,
             "ids_path": ids.name,
             "ids_checksum": ids_checksum,
+            **({"bucket": self.bucket} if self.bucket else {}),
         }
 
     def close(self) -> None:

@@ -52,6 +52,7 @@ class ShardWriter:
         self._staged = staged or directory.with_name(f".{directory.name}{TMP_MARK}new")
         self._file: OpenShardFile | None = None
         self._full: list[OpenShardFile] = []
+        self._bucket = ""
         if state is None and self._staged.exists():
             shutil.rmtree(self._staged)
         self._staged.mkdir(parents=True, exist_ok=True)
@@ -73,6 +74,12 @@ class ShardWriter:
     def staged(self) -> Path:
         """Directory in which the shard is made."""
         return self._staged
+
+    def begin_bucket(self, bucket: str) -> None:
+        """Write the next documents into files of their own, whose names and manifest entries have
+        the bucket's name; each bucket is begun once."""
+        self._close_file()
+        self._bucket = bucket
 
     def add_document(self, tokens: np.ndarray, ingest_id: str, text_sha256: str) -> None:
         """Append one document, uint32 `[length]`. If it does not end with EOS, EOS is added. Raises
@@ -192,8 +199,12 @@ class ShardWriter:
             self._file = None
 
     def _next_file(self, state: FileState = (0, 0, 0)) -> OpenShardFile:
-        stem = f"{self.fmt.dataset}-{self.fmt.version}-shard-{len(self._full):06d}"
-        return OpenShardFile(self._staged, stem, state, self.fmt.integers)
+        bucket = self._bucket
+        # A bucket counts its own files, so that their names do not depend on other buckets.
+        number = sum(file.bucket == bucket for file in self._full)
+        part = f"{bucket.replace('/', '+')}-" if bucket else ""
+        stem = f"{self.fmt.dataset}-{self.fmt.version}-{part}shard-{number:06d}"
+        return OpenShardFile(self._staged, stem, state, self.fmt.integers, bucket)
 
     def _take_up(self, state: Sequence[FileState]) -> None:
         for file_state in state:

@@ -179,10 +179,19 @@ def curate_sources(
     model = curate.open_topics(run, chosen_sources(run), refit=refit)
     made: dict[str, dict[str, Any]] = {}
     is_blocked = False
-    for name in chosen:
+    has_buckets = bool(run.config.mixture.buckets.by)
+    # Buckets are defined over all sources, so all of them are selected first.
+    for name in chosen_sources(run) if has_buckets else chosen:
         outputs_of(run, "topics", name)
         if run.config.curation.rules(name):
             outputs_of(run, "select", name)
+    if has_buckets:
+        from nmoe_core.tasks.selection.buckets import fit_buckets
+
+        fit_buckets(run, chosen_sources(run), refit=refit)
+    for name in chosen:
+        if has_buckets:
+            outputs_of(run, "buckets", name)
         shards = outputs_of(run, "curate", name)
         facts = dict(curate.combine(run, name).facts)
         found = checks.check_curated(run, name)

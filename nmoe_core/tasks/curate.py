@@ -19,7 +19,6 @@ from nmoe_core.base.result import Result
 from nmoe_core.base.settings import expert_fingerprints
 from nmoe_core.config.run import Run
 from nmoe_core.curate.settings import curate_settings, window_tokens
-from nmoe_core.prep.mixture import run_stages
 from nmoe_core.tasks.backbone import ids_for_model, load_backbone
 from nmoe_core.tasks.checks.contaminated import refuse_contaminated
 from nmoe_core.tasks.graph.require import require_inputs
@@ -85,6 +84,14 @@ def assign_shard_topics(run: Run, source: str, buckets: Iterable[int]) -> dict[i
     table = embedding_table(run)
     model = load_topic_model(run.tree.topic_model)
     return {k: assign_topics(run.tree.shard(source, k), table, model) for k in buckets}
+
+
+def define_buckets(run: Run, sources: Sequence[str]) -> Result:
+    """Define the buckets of the run; a current definition is kept. Raises as `fit_buckets`."""
+    from nmoe_core.tasks.selection.buckets import fit_buckets
+
+    require_inputs(run, "buckets", sources)
+    return fit_buckets(run, sources)
 
 
 def curate_shards(run: Run, source: str, buckets: Iterable[int]) -> dict[int, Result]:
@@ -153,11 +160,14 @@ def planned_loader(
 ) -> tuple[LoaderPlan, dict[str, str]]:
     """The loader plan over curated sources with the run's remixes, and facts of the remixes. Raises
     as `make_plan`."""
+    from nmoe_core.tasks.selection.bucket_plan import plan_inputs
+
     tree = run.tree
+    inputs = plan_inputs(run, sources)
     plan = build_plan(
-        run_stages(run),
-        {name: tree.curated_manifest(name) for name in sources},
-        run.loader,
+        inputs.stages,
+        inputs.manifests,
+        inputs.settings,
         # data_root can be outside the run's root.
         root=common_parent([tree.root, tree.data]),
         plan_id=f"{run.path.stem}:{run.loader.flow_mode}",

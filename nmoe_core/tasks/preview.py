@@ -9,7 +9,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -19,6 +19,7 @@ from nmoe_core.base.errors import ConfigError, NmoeError
 from nmoe_core.base.fingerprint import sha256_json
 from nmoe_core.base.intervals import exact_interval
 from nmoe_core.config.run import Run
+from nmoe_core.curate.buckets.stages import source_phases
 from nmoe_core.prep.estimate import PlannedSplit, plan_split
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings, run_sources, run_stages
 from nmoe_core.tasks.graph.foresee import Foreseen, foresee, rows_of
@@ -279,7 +280,10 @@ def _epochs(
     stages = run_stages(run)
     own = {s.name: s.max_epochs for stage in stages for s in stage.sources if s.max_epochs}
     found: dict[str, tuple[float | None, int]] = {}
-    for name, count in sequences_read(stages, run.loader).items():
+    made_by = run.loader
+    if run.config.mixture.buckets.by:
+        made_by = replace(made_by, phases=source_phases(made_by.phases))
+    for name, count in sequences_read(stages, made_by).items():
         now, then = tokens.get(name, (0, None))
         size = then or now or prepared.get(name)
         epochs = count * run.loader.seq_len / size if size else None

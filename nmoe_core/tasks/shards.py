@@ -29,7 +29,7 @@ from nmoe_core.tasks.graph.require import require_inputs
 from nmoe_core.tasks.graph.walk import stale_shards
 
 ShardTask = str
-"""`grade`, `topics`, `select`, `curate`, `seen`, or `attributes/NAME`."""
+"""`grade`, `topics`, `select`, `buckets`, `curate`, `seen`, or `attributes/NAME`."""
 _Work = Callable[[Run, str, Iterable[int]], dict[int, Result]]
 _log = logging.getLogger(__name__)
 
@@ -85,14 +85,19 @@ def require_startable(run: Run) -> None:
 
 
 def require_selectable(run: Run) -> None:
-    """Raise ConfigError if an expression of `[curation]` names a column that no task makes, or is
-    not allowed (E-SELECT-...). Called before the oracle is paid for the first label."""
+    """Raise ConfigError if an expression of `[curation]` or `[mixture.buckets]` names a column that
+    no task makes, or is not allowed (E-SELECT-...), and CurationError if a column cannot make
+    buckets. Called before the oracle is paid for the first label."""
     table = run.config.curation
     # this import needs the extra `attributes`
     if (table.where, table.repeat) != (None, None) or table.where_by_source:
         from nmoe_core.tasks.selection.expression import open_planned
 
         open_planned(run)
+    if run.config.mixture.buckets.by:
+        from nmoe_core.tasks.selection.buckets import require_bucketable
+
+        require_bucketable(run)
 
 
 def outputs_of(run: Run, task: ShardTask, source: str) -> dict[int, Result]:
@@ -193,6 +198,10 @@ def _work_of(task: ShardTask) -> _Work:
         from nmoe_core.tasks.selection.rule import select_shards
 
         return select_shards
+    if task == "buckets":
+        from nmoe_core.tasks.selection.buckets import put_in_buckets
+
+        return put_in_buckets
     from nmoe_core.tasks import curate
 
     if task == "topics":

@@ -1,12 +1,15 @@
 """Writes the manifest over all curated shards of a source, and the diversity of their windows.
 
 The manifest is written only if every curated shard was made from the current parent shard. If the
-manifest would be the same as before, the file is not rewritten.
+manifest would be the same as before, the file is not rewritten. If shards have buckets, each bucket
+has a manifest beside it, which lists the bucket's files.
 """
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+from loader.files.blocks import blocks_name
 from loader.files.format import Manifest, load_manifest, read_json_object
 from nmoe_core.base.atomic import replacing, write_json
 from nmoe_core.base.bucket.paths import shown
@@ -18,7 +21,13 @@ from nmoe_core.curate.diversity.measure import compare_orders
 from nmoe_core.curate.shards.curated import REPEATS, composition, shard_format
 from nmoe_core.curate.shards.lineage import arranged_documents
 from nmoe_core.curate.shards.planning import CurateSettings
-from nmoe_core.shards.manifest import combine_shards, commit_manifest, digest_of, documents_digest
+from nmoe_core.shards.manifest import (
+    build_manifest,
+    combine_shards,
+    commit_manifest,
+    digest_of,
+    documents_digest,
+)
 
 _SHARED_INFO = ("source", "assignment", "order", "include", "seed")
 
@@ -58,6 +67,7 @@ def combine_curated(tree: Tree, source: str, num_shards: int, settings: CurateSe
         if not curation.exists() or read_json_object(curation) != recorded:
             write_json(curation, recorded)
         _, changed = commit_manifest(path, manifest)
+        changed |= _commit_buckets(tree, source, manifest)
     facts = {
         "documents": manifest["total_documents"],
         "tokens": manifest["total_tokens"],
@@ -81,6 +91,38 @@ def combined_manifest(tree: Tree, source: str, num_shards: int) -> dict[str, Any
     source_info["parent"] = documents_digest(parent)
     split = tree.curated_split(source)
     return combine_shards(split, shard_format(parent), num_shards, source_info)
+
+
+def bucket_manifests(
+    tree: Tree, source: str, manifest: dict[str, Any]
+) -> dict[Path, dict[str, Any]]:
+    """The manifest of each bucket of a source by its path, from the curated manifest of the source:
+    the files of the bucket; empty without buckets. It has no digest of other documents, so it
+    changes only with its own files."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for entry in manifest["shards"]:
+        if name := entry.get("bucket"):
+            files.setdefault(name, []).append(entry)
+    fmt = shard_format(load_manifest(tree.manifest(source)))
+    info = {k: v for k, v in manifest["source_info"].items() if k != "parent"}
+    prints = manifest["fingerprints"]
+    return {
+        tree.bucket_manifest(source, name): build_manifest(
+            fmt, entries, prints, info | {"bucket": name}
+        )
+        for name, entries in sorted(files.items(), key=lambda one: one[0].replace("/", "+"))
+    }
+
+
+def _commit_buckets(tree: Tree, source: str, manifest: dict[str, Any]) -> bool:
+    """Write the manifests of buckets that changed, and remove those of buckets that are gone."""
+    made = bucket_manifests(tree, source, manifest)
+    changed = [commit_manifest(path, one)[1] for path, one in made.items()]
+    gone = [path for path in tree.bucket_manifests(source) if path not in made]
+    for path in gone:
+        path.with_name(blocks_name(path)).unlink(missing_ok=True)
+        path.unlink()
+    return any(changed) or bool(gone)
 
 
 def repeats_of(tree: Tree, source: str) -> tuple[int, int]:

@@ -27,11 +27,13 @@ from nmoe_core.curate.diversity.measure import compare_orders
 from nmoe_core.curate.even_spacing import spread_repeats
 from nmoe_core.curate.shards.consumed import ConsumedPrefix, consumed_prefix, kept_tokens_before
 from nmoe_core.curate.shards.inputs import (
+    ShardBuckets,
     ShardCopies,
     ShardQuality,
     ShardSelection,
     ShardTopics,
     document_lengths,
+    load_buckets,
     load_copies,
     load_quality,
     load_selection,
@@ -64,6 +66,7 @@ class CurrentInputs:
     copies: ShardCopies | None
     """None if the order does not spread copies."""
     takedown: ShardTakedown | None
+    buckets: ShardBuckets | None
     prefix: ConsumedPrefix
     """The part of the stream before the documents to order: documents that training has read and,
     if windows are filled across shards, the tokens of earlier shards."""
@@ -113,6 +116,7 @@ def current_inputs(
     if settings.spread_copies:
         copies = load_copies(shard, manifest, selection, record)
     takedown = load_takedown(shard, manifest)
+    buckets = load_buckets(shard, manifest) if settings.has_buckets else None
     prefix = ConsumedPrefix()
     if settings.resume_from_token:
         prefix = consumed_prefix(shard, settings.resume_from_token, planned or {})
@@ -128,13 +132,13 @@ def current_inputs(
         "seq_len": str(settings.seq_len),
     }
     spread = copies if copies is not None and copies.is_any_kept else None
-    optional = {"selection": selection, "copies": spread, "takedown": takedown}
+    optional = {"selection": selection, "copies": spread, "takedown": takedown, "buckets": buckets}
     fingerprints |= {key: part.digest for key, part in optional.items() if part is not None}
     if columns := column_files(manifest):
         fingerprints["columns"] = ",".join(columns.values())
     if settings.fills_windows():
         fingerprints["offset"] = str(prefix.start % settings.seq_len)
-    found = manifest, topics, quality, selection, copies, takedown, prefix
+    found = manifest, topics, quality, selection, copies, takedown, buckets, prefix
     return CurrentInputs(shard, settings, *found, shared, fingerprints, then, record)
 
 
@@ -211,6 +215,17 @@ def shard_format(manifest: Manifest) -> ShardFormat:
     )
 
 
+def bucket_parts(names: np.ndarray | None, count: int) -> dict[str, np.ndarray]:
+    """The numbers of the documents of each bucket, int64 `[documents]`, by name in the order of
+    names; without buckets (or documents) one part, without a name."""
+    if names is None or not count:
+        return {"": np.arange(count)}
+    found, codes = np.unique(names, return_inverse=True)
+    order = np.argsort(codes, kind="stable")
+    stops = np.cumsum(np.bincount(codes))
+    return dict(zip(found.tolist(), np.split(order, stops[:-1])))
+
+
 class _ShardCuration:
     """Selects, orders and writes the documents of one shard."""
 
@@ -235,15 +250,28 @@ class _ShardCuration:
         new_topics = inputs.topics.topics[kept].astype(np.int64)
         new_tokens = self.lengths[kept]
         rows = [self.chosen.rows[k] for k in self.fresh.tolist()]
-        begin = self.prefix.start + int(self.prefix.lengths.sum())
-        offset = begin % self.settings.seq_len
-        groups = self._groups(kept)
-        found = plan_order(self.settings, new_topics, new_tokens, rows, offset, groups)
-        self.order_name, self.new_order = found
+        names = None if inputs.buckets is None else inputs.buckets.names[kept]
+        parts = bucket_parts(names, len(kept))
+        orders = []
+        for part in parts.values():
+            part_rows = [rows[i] for i in part.tolist()]
+            self.order_name, order = self._order(kept[part], new_topics[part], part_rows)
+            orders.append(part[order])
+        self.new_order = np.concatenate(orders)
+        self.bucket_sizes = {name: len(part) for name, part in parts.items()}
         self.topics = np.concatenate([self.prefix.topics(), new_topics])
         self.tokens = np.concatenate([self.prefix.lengths, new_tokens])
         count = self.prefix.count
         self.order = np.concatenate([np.arange(count), count + self.new_order])
+
+    def _order(
+        self, numbers: np.ndarray, topics: np.ndarray, rows: list[bytes]
+    ) -> tuple[str, np.ndarray]:
+        """The order of documents that follow the prefix, or of the documents of a bucket."""
+        begin = self.prefix.start + int(self.prefix.lengths.sum())
+        offset = begin % self.settings.seq_len
+        tokens = self.lengths[numbers]
+        return plan_order(self.settings, topics, tokens, rows, offset, self._groups(numbers))
 
     def _not_consumed(self) -> np.ndarray:
         """The chosen documents that training has not consumed; documents are matched by ingest id
@@ -285,7 +313,10 @@ class _ShardCuration:
         writer = ShardWriter(shard.curated, shard_format(manifest), settings.tokens_per_shard)
         try:
             written = []
-            for tokens, ingest_id, text_sha256 in self._documents():
+            begins = self._begins()
+            for i, (tokens, ingest_id, text_sha256) in enumerate(self._documents()):
+                if i in begins:
+                    writer.begin_bucket(begins[i])
                 writer.add_document(tokens, ingest_id, text_sha256)
                 written.append((len(tokens), text_sha256))
             columns = {}
@@ -323,6 +354,14 @@ class _ShardCuration:
             k = int(np.searchsorted(first, number, side="right")) - 1
             start, end = self.files[k].spans[number - first[k]]
             yield self.files[k].tokens[start:end], *self.ids[number]
+
+    def _begins(self) -> dict[int, str]:
+        """Each bucket by the place of its first document in the new order; empty without
+        buckets."""
+        if self.inputs.buckets is None:
+            return {}
+        firsts = np.cumsum([0, *self.bucket_sizes.values()]).tolist()
+        return dict(zip(firsts, self.bucket_sizes))
 
     def _lineage(self) -> Iterator[bytes]:
         yield from self.prefix.lineage()

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 REPEAT = "repeat"
 """The column of a selection with the number of times that each document is read."""
+BUCKET = "bucket"
+"""The column of a shard's file of buckets."""
 _COPIES = ("exact_of", "near_of")
 
 
@@ -117,6 +119,23 @@ class ShardCopies:
         return [found or close for found, close in pairs]
 
 
+@dataclass(frozen=True)
+class ShardBuckets:
+    """The bucket of each document of a shard."""
+
+    path: Path
+    num_documents: int
+    digest: str
+    """Digest of the rows."""
+
+    @cached_property
+    def names(self) -> np.ndarray:
+        """The names, str `[N]`, read when needed. Raises CurationError if the number of rows
+        differs (E-CURATION-MISMATCH)."""
+        (names,) = _columns(self.path, [BUCKET], self.num_documents)
+        return np.array(names.to_pylist(), str)
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Documents that are selected by their decision or by `where`; a document that is read several
@@ -166,6 +185,13 @@ def load_selection(shard: ShardPaths, manifest: Manifest, where: str) -> ShardSe
     _check(path, "where", footer.fingerprints.get("where"), where)
     made_from = footer.fingerprints
     return ShardSelection(path, manifest.total_documents, footer.digest, made_from.get("repeat"))
+
+
+def load_buckets(shard: ShardPaths, manifest: Manifest) -> ShardBuckets:
+    """Read the committed buckets of the shard that `manifest` describes. Raises CurationError if
+    they are missing (E-CURATION-MISSING), or belong to other documents (E-CURATION-MISMATCH)."""
+    footer = _read_footer(shard.buckets, manifest, "put documents of this shard into buckets first")
+    return ShardBuckets(shard.buckets, manifest.total_documents, footer.digest)
 
 
 def times_read(

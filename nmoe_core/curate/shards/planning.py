@@ -50,6 +50,7 @@ class CurateSettings:
     # positions. None orders all documents.
     resume_from_token: int | None = None
     tokens_per_shard: int = DEFAULT_TOKENS_PER_SHARD  # most tokens of one file
+    has_buckets: bool = False  # documents are written bucket by bucket, each in its own files
 
     def __post_init__(self) -> None:
         for what, found, known in (

@@ -10,6 +10,7 @@ from nmoe_core.report.plots.clusters import (
 )
 from nmoe_core.report.plots.columns import columns_plot, sources_plot
 from nmoe_core.report.plots.flow import flow_plot
+from nmoe_core.report.plots.heat import heat_plot
 from nmoe_core.report.plots.kept import kept_picture
 from nmoe_core.report.plots.ordering import ordering_plot
 from nmoe_core.report.plots.png import png_markdown
@@ -22,6 +23,7 @@ __all__ = [
     "copies_plot",
     "flow_plot",
     "head_tail_plot",
+    "heat_plot",
     "k_plot",
     "kept_picture",
     "loss_plot",

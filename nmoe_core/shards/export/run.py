@@ -115,7 +115,7 @@ def export(
                 from nmoe_core.shards.columns import copy_columns
 
                 ids = (ingest_id for ingest_id, _ in ingest_ids(manifest))
-                copy_columns(list(columns), ids, staged / COLUMNS_NAME)
+                copy_columns(manifest, ids, staged / COLUMNS_NAME)
                 files[COLUMNS_NAME] = sha256_file(staged / COLUMNS_NAME)
             value = {
                 "format": form,

@@ -6,7 +6,6 @@ One row per document, in the order of the manifest: `text`, `id` (the ingest id)
 columns of one shard, and 1,000 texts.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.tree import LINEAGE_NAME
 from nmoe_core.shards.attribute_file import read_attribute, stale
 from nmoe_core.shards.documents import ShardFile
-from nmoe_core.shards.manifest import column_files
+from nmoe_core.shards.manifest import column_files, first_documents
 from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import Tokenizer
 
@@ -47,12 +46,11 @@ def write_texts(
 ) -> Iterator[Path]:
     """Write one file per shard file, and the card; yields the path of each when it is complete."""
     split = manifest.path.parent.name if manifest.path.parent.name == "valid" else "train"
-    firsts: Counter[Path] = Counter()
+    firsts = first_documents(manifest)
     columns = []
     for number, (entry, file) in enumerate(zip(manifest.shards, files)):
         directory = manifest.shard_path(entry).parent
-        beside = _beside(directory, firsts[directory], file)
-        firsts[directory] += len(file.spans)
+        beside = _beside(directory, firsts[number], file)
         path = output / f"{split}-{number:05d}-of-{len(manifest.shards):05d}.parquet"
         with atomic_file(path) as stream:
             writer = None

@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loader.files.blocks import BLOCKS_NAME, read_blocks, write_blocks
+from loader.files.blocks import blocks_name, read_blocks, write_blocks
 from loader.files.format import (
     MANIFEST_NAME,
     Manifest,
@@ -100,7 +100,7 @@ def _of_split(path: Path, root: Path) -> list[Piece]:
 def _blocks_of(manifest: Manifest) -> Path:
     """The file `blocks.json` of a manifest. It is written again if it is missing, damaged or
     belongs to another manifest."""
-    path = manifest.path.with_name(BLOCKS_NAME)
+    path = manifest.path.with_name(blocks_name(manifest.path))
     try:
         read_blocks(path, manifest)
         return path

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +201,7 @@ class CurationLooks:
             "selection": f"{source}/selection",
             "copies": "curation/duplicates",
             "takedown": "the takedown record",
+            "buckets": f"{source}/buckets",
             "offset": "curated shards before it",
         }
         damage = "its files are damaged"
@@ -237,11 +238,17 @@ def curated_manifest_reads(run: Run, source: str) -> Reads:
 
 def curated_manifest(run: Run, source: str) -> Look:
     """The recorded and current inputs of the manifest of all curated shards of a source."""
-    from nmoe_core.curate.shards.combine import combined_manifest
+    from nmoe_core.curate.shards.combine import bucket_manifests, combined_manifest
 
     made = combined_manifest(run.tree, source, run.config.prep.num_shards)
     path = run.tree.curated_manifest(source)
-    return manifest_look(path, made["content_hash"], f"{source}/curated")
+    look = manifest_look(path, made["content_hash"], f"{source}/curated")
+    parts = bucket_manifests(run.tree, source, made)
+    is_whole = [*parts] == run.tree.bucket_manifests(source)
+    for at, part in parts.items() if is_whole else ():
+        found = manifest_look(at, part["content_hash"], f"{source}/curated")
+        is_whole = is_whole and found.then == found.now
+    return look if is_whole else replace(look, damage="the manifests of its buckets differ")
 
 
 def seen_index_reads(run: Run, source: str) -> Reads:

@@ -21,6 +21,7 @@ def record_of(run: Run, key: str, partition: str = "") -> Path:
         "hydra/calibration": tree.calibration_summary,
         "curation/duplicates": tree.duplicates,
         "curation/topic_model": tree.topic_model,
+        "curation/buckets": tree.buckets,
         "mixture/loader_plan": tree.plan,
     }
     if key in fixed:
@@ -43,6 +44,7 @@ def record_of(run: Run, key: str, partition: str = "") -> Path:
         "quality_scores": shard.graded / "summary.json",
         "topics": shard.with_topics / "summary.json",
         "selection": shard.selection,
+        "buckets": shard.buckets,
         "curated": shard.curation,
         "seen_index": shard.seen_index,
     }

@@ -39,6 +39,7 @@ INPUTS = {
     "topic_model": ("shards", "backbone"),
     "topics": ("shards", "backbone"),
     "select": _CHOSEN,
+    "buckets": (*_CHOSEN, "selection"),
     "curate": (*_CHOSEN, "selection"),
     "seen": (*_CHOSEN, "selection", "curated"),
     "manifest": (*_CHOSEN, "selection", "curated"),

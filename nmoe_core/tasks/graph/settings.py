@@ -24,6 +24,7 @@ from nmoe_core.config.attributes import OF_BACKBONE
 from nmoe_core.config.renamed import RENAMED
 from nmoe_core.config.run import Run
 from nmoe_core.config.tables import ShardKeys
+from nmoe_core.curate.buckets import BUCKETS_CODE
 from nmoe_core.curate.settings import curate_settings
 from nmoe_core.curate.shards.planning import CURATE_CODE
 from nmoe_core.curate.takedown.record import record_digest
@@ -31,7 +32,7 @@ from nmoe_core.curate.topics import ASSIGN_CODE, MODEL_FORMAT
 from nmoe_core.labels.label import LABEL_CODE
 from nmoe_core.labels.scores import Scale
 from nmoe_core.labels.slices import SLICE_CODE
-from nmoe_core.prep.mixture import SourcePlan, prep_settings, run_stages
+from nmoe_core.prep.mixture import SourcePlan, own_weights, prep_settings, run_stages
 from nmoe_core.prep.settings import PREP_CODE
 from nmoe_core.quality.calibration import CALIBRATE_CODE
 from nmoe_core.quality.grading import GRADE_CODE
@@ -87,6 +88,7 @@ class MadeWith(NamedTuple):
 
 SLICES = MadeWith(SLICE_CODE, {})
 TOPICS = MadeWith(ASSIGN_CODE, {})
+PUT_IN_BUCKETS = MadeWith(BUCKETS_CODE, {})
 SEEN_INDEX = MadeWith(SEEN_CODE, {})  # the number of tokens per part does not affect answers
 
 
@@ -271,6 +273,12 @@ def selection(run: Run, source: str) -> MadeWith:
     return MadeWith(CODES["select"], selection_keys(table.where_of(source), table.repeat))
 
 
+def buckets(run: Run) -> MadeWith:
+    """Settings of the definition of buckets."""
+    found = run.config.mixture.buckets.model_dump(mode="json")
+    return MadeWith(BUCKETS_CODE, {f"mixture.buckets.{key}": one for key, one in found.items()})
+
+
 def curated_manifest(run: Run, source: str) -> MadeWith:
     """Settings of the curated manifest, whose figures depend on the window length."""
     found = {"prep.num_shards": run.config.prep.num_shards}
@@ -284,6 +292,9 @@ def loader_plan(run: Run) -> MadeWith:
     found = {name: made_by[name] for name in names if made_by[name] != ()}
     found["flow_mode"] = run.loader.flow_mode
     found["mixture"] = [dataclasses.asdict(s, dict_factory=_chosen) for s in run_stages(run)]
+    if run.config.mixture.buckets.by:
+        found["mixture.buckets.by"] = run.config.mixture.buckets.by
+        found["mixture.weights"] = own_weights(run)
     found["name of the configuration"] = run.path.stem
     remixes = [sha256_file(path) for path in run.tree.remixes()]
     return MadeWith("plan/1", found | ({"remixes": remixes} if remixes else {}))

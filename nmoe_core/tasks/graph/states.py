@@ -26,7 +26,7 @@ _NAMING_INPUTS = (
 )
 # These outputs depend only on the rows of their inputs, which may be the same after the inputs are
 # made again.
-_BY_CONTENT = ("selection", "seen_index")
+_BY_CONTENT = ("selection", "buckets", "seen_index")
 
 
 @dataclass(slots=True)  # not frozen, as half a million of them would take twice as long

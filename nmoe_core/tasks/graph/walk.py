@@ -19,7 +19,7 @@ from nmoe_core.curate.settings import spreads_copies
 from nmoe_core.labels.slices import LABEL_SHARDS
 from nmoe_core.prep.mixture import SPLITS, SourcePlan, prep_settings
 from nmoe_core.tasks.attributes import attribute_names
-from nmoe_core.tasks.graph import curated, graded, prepared
+from nmoe_core.tasks.graph import bucketed, curated, graded, prepared
 from nmoe_core.tasks.graph.differences import Look
 from nmoe_core.tasks.graph.looked import Reads
 from nmoe_core.tasks.graph.states import Graph
@@ -61,9 +61,12 @@ def stale_shards(run: Run, task: str, source: str, buckets: Iterable[int]) -> li
             look = curated.seen_index
         else:
             looks = curated.CurationLooks(run, [source])
-            look = {"topics": looks.topics, "select": looks.selection, "curate": looks.curated}[
-                task
-            ]
+            look = {
+                "topics": looks.topics,
+                "select": looks.selection,
+                "buckets": partial(bucketed.rows, run),
+                "curate": looks.curated,
+            }[task]
         found = {bucket: look(run.tree.shard(source, bucket)) for bucket in buckets}
         return [b for b, one in found.items() if one.then is None or one.changes()]
     except (NmoeError, OSError):
@@ -212,8 +215,15 @@ def _curation(graph: Graph, sources: Sequence[SourcePlan]) -> None:
     reads = curated.topic_model_reads(run, names)
     add("curation/topic_model", inputs=inputs, look=look, reads=reads)
     looks = curated.CurationLooks(run, names)
+    has_buckets = bool(run.config.mixture.buckets.by)
     for name in names:
-        _curated(graph, looks, name)
+        _chosen(graph, looks, name)
+        if not has_buckets:
+            _curated(graph, looks, name)
+    if has_buckets:  # they are defined over the kept documents of all sources
+        _buckets(graph, names)
+        for name in names:
+            _curated(graph, looks, name)
     inputs = [f"{name}/curated_manifest" for name in names]
     valid = [source.name for source in sources if source.has_valid]
     inputs += [f"{name}/valid_manifest" for name in valid]
@@ -222,18 +232,50 @@ def _curation(graph: Graph, sources: Sequence[SourcePlan]) -> None:
     add("mixture/loader_plan", inputs=inputs, look=look, reads=reads)
 
 
-def _curated(graph: Graph, looks: curated.CurationLooks, name: str) -> None:
-    """Topics, selection and curated shards of one source."""
-    run = graph.run
+def _chosen(graph: Graph, looks: curated.CurationLooks, name: str) -> None:
+    """Topics and selection of one source."""
     add = partial(_add_shards, graph, task="curate")
     inputs = [f"{name}/shards", "curation/topic_model"]
     add(f"{name}/topics", inputs, looks.topics, looks.topics_read(name))
-    read = [f"{name}/{kind}" for kind in ("shards", "quality_scores", "topics")]
-    if run.config.curation.rules(name):
-        attributes = [f"{name}/attributes/{one}" for one in attribute_names(run)]
-        inputs = [*read, *attributes, "curation/duplicates"]
+    if graph.run.config.curation.rules(name):
+        inputs = [*_kept_from(graph.run, name)[:3], *_attributes_of(graph.run, name)]
         add(f"{name}/selection", inputs, looks.selection, looks.selection_reads(name))
-        read.append(f"{name}/selection")
+
+
+def _kept_from(run: Run, name: str) -> list[str]:
+    """Keys from which the documents of a source are chosen."""
+    kinds = ["shards", "quality_scores", "topics"]
+    kinds += ["selection"] * bool(run.config.curation.rules(name))
+    return [f"{name}/{kind}" for kind in kinds]
+
+
+def _attributes_of(run: Run, name: str) -> list[str]:
+    """Keys of the attributes that rules and buckets of a source may read."""
+    attributes = [f"{name}/attributes/{one}" for one in attribute_names(run)]
+    return [*attributes, "curation/duplicates"]
+
+
+def _buckets(graph: Graph, names: Sequence[str]) -> None:
+    """The definition of buckets, and the buckets of documents."""
+    run = graph.run
+    inputs = ["curation/topic_model"]
+    for name in names:
+        inputs += [*_kept_from(run, name), *_attributes_of(run, name)]
+    look = partial(bucketed.definition, run, names)
+    reads = bucketed.definition_reads(run, names)
+    graph.add("curation/buckets", "curate", [*dict.fromkeys(inputs)], look, reads=reads)
+    for name in names:
+        inputs = [*_kept_from(run, name)[:3], *_attributes_of(run, name), "curation/buckets"]
+        look = partial(bucketed.rows, run)
+        _add_shards(graph, f"{name}/buckets", inputs, look, bucketed.rows_read(run, name), "curate")
+
+
+def _curated(graph: Graph, looks: curated.CurationLooks, name: str) -> None:
+    """Curated shards of one source, their indexes and manifest."""
+    run = graph.run
+    add = partial(_add_shards, graph, task="curate")
+    read = _kept_from(run, name)
+    read += [f"{name}/buckets"] * bool(run.config.mixture.buckets.by)
     if spreads_copies(run):
         read.append("curation/duplicates")
     made = f"{name}/curated"

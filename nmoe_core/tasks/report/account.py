@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loader.files.format import Manifest, load_manifest, read_json_object
+from loader.files.format import load_manifest, read_json_object
 from loader.plan.build import num_windows
 from loader.plan.records import LoaderPlan
 from loader.plan.settings import CROPPED
@@ -19,6 +19,7 @@ from nmoe_core.curate.shards.combine import repeats_of
 from nmoe_core.prep.mixture import SourcePlan, run_sources
 from nmoe_core.report.plots import flow_plot, kept_picture, png_markdown
 from nmoe_core.shards.manifest import source_infos
+from nmoe_core.tasks.selection.bucket_plan import bucket_paths
 from nmoe_core.tasks.selection.outcome import left_out
 
 FORMAT = "nmoe-account-v1"
@@ -140,7 +141,7 @@ def _source_lines(
     if repeats[1] is not None:
         yield Line(_REPEATED, "tokens", "in", repeats[1])
     yield Line("curated tokens", "tokens", "total", curated.total_tokens)
-    yield from _window_lines(plan, curated, name)
+    yield from _window_lines(run, plan, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +174,32 @@ class _Read:
         return counts if len(counts) == len(self.infos) else []
 
 
-def _window_lines(plan: LoaderPlan, curated: Manifest, name: str) -> Iterator[Line]:
-    windows = num_windows(curated, plan)
+def _window_lines(run: Run, plan: LoaderPlan, name: str) -> Iterator[Line]:
+    """The lines of windows of a source, summed over its buckets if the run has buckets."""
+    places = {name: run.tree.curated_manifest(name)}
+    if run.config.mixture.buckets.by:
+        places = bucket_paths(run, name)
+    taken = plan.taken()
+    manifests = {one: load_manifest(path) for one, path in places.items()}
+    tokens = {one: manifest.total_tokens for one, manifest in manifests.items()}
+    # A bucket without a weight may be shorter than a window.
+    counted = [one for one in places if one in taken or one == name]
+    windows = {one: num_windows(manifests[one], plan) for one in counted}
+    if unread := sum(tokens[one] for one in places if one not in windows):
+        yield Line("of buckets that no stage reads", "tokens", "out", unread)
     if plan.packing in ("concat", CROPPED):
         is_cropped = plan.packing == CROPPED
-        read = windows * (plan.seq_len if is_cropped else plan.stride)
+        length = plan.seq_len if is_cropped else plan.stride
         why = "cropped to fill rows" if is_cropped else "after the last whole window"
-        yield Line(why, "tokens", "out", curated.total_tokens - read)
+        read = sum(windows.values()) * length
+        yield Line(why, "tokens", "out", sum(tokens[one] for one in windows) - read)
         yield Line("tokens of windows", "tokens", "total", read)
-    taken = plan.taken()[name]
-    yield Line("windows", "windows", "total", windows)
-    yield Line("not read", "windows", "out", max(0, windows - taken))
-    yield Line("read again", "windows", "in", max(0, taken - windows))
-    yield Line("sequences of training", "windows", "total", taken)
+    yield Line("windows", "windows", "total", sum(windows.values()))
+    not_read = sum(max(0, count - taken[one]) for one, count in windows.items())
+    again = sum(max(0, taken[one] - count) for one, count in windows.items())
+    yield Line("not read", "windows", "out", not_read)
+    yield Line("read again", "windows", "in", again)
+    yield Line("sequences of training", "windows", "total", sum(taken[one] for one in windows))
 
 
 def _step_lines(plan: LoaderPlan) -> Iterator[Line]:

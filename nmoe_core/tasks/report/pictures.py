@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loader.files.format import load_manifest, read_json_object
+from loader.plan.file import load_plan
 from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.attributes import KEYS
 from nmoe_core.config.run import Run
@@ -20,6 +21,7 @@ from nmoe_core.report.plots import (
 from nmoe_core.tasks.attributes import copies_by_source, copies_picture, shard_attribute_names
 from nmoe_core.tasks.prep import manifest_picture
 from nmoe_core.tasks.report.account import account_picture
+from nmoe_core.tasks.report.buckets import buckets_picture, plan_buckets
 from nmoe_core.tasks.report.columns import signals_picture
 from nmoe_core.tasks.report.curate_pictures import order_picture, order_pictures, topic_pictures
 
@@ -97,7 +99,9 @@ def _topics(run: Run, sources: list[str]) -> str:
 
 
 def _account(run: Run, sources: list[str]) -> str:
+    buckets = plan_buckets(run, load_plan(run.tree.plan))
     drawn = [
+        buckets_picture(run, buckets) if buckets else "",
         account_picture(run, read_json_object(run.tree.account)),
         signals_picture(run, sources),
     ]

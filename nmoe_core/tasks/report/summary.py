@@ -60,7 +60,7 @@ def run_report(run: Run) -> dict[str, Any]:
     calibration = {} if is_off else read_calibration(run.tree.calibration_summary)
     plan = load_plan(run.tree.plan)
     digest, num_steps = fingerprint(plan, DIGEST_STEPS)
-    passes = _passes(plan)
+    passes = passes_of(plan)
     names = [source.name for source in run_sources(run)]
     moved = composition(run, names).items()
     return {
@@ -102,7 +102,12 @@ def _source(run: Run, plan: LoaderPlan, name: str, passes: Mapping[str, float]) 
         read_grading_summary(shard.graded)
         for shard in run.tree.shards(name, run.config.prep.num_shards)
     ]
-    quotas = [s.num_sequences for stage in plan.stages for s in stage.sources if s.name == name]
+    # With buckets, the figures of the source are those of its buckets together.
+    own = [s for s in plan.sources if s.name.partition("/")[0] == name]
+    taken = plan.taken()
+    is_counted = bool(own) and all(s.name in passes for s in own)
+    read = sum(taken[s.name] * passes[s.name] * s.num_tokens for s in own) if is_counted else 0
+    tokens = sum(s.num_tokens for s in own)
     decided = (
         {} if run.config.grading.is_off else {"keep": "kept", "band": "band", "drop": "dropped"}
     )
@@ -114,8 +119,8 @@ def _source(run: Run, plan: LoaderPlan, name: str, passes: Mapping[str, float]) 
         "curated": curated.total_documents,
         "curated_tokens": curated.total_tokens,
         **({} if run.config.curation.repeat is None else _repeated(run, name)),
-        "sequences": sum(quotas),
-        "epochs": round(sum(quotas) * passes[name], 2) if name in passes else None,
+        "sequences": sum(taken[s.name] for s in own),
+        "epochs": round(read / max(1, tokens), 2) if is_counted else None,
         "topics_before": diversity["before"]["mean"] if diversity["before"] else None,
         "topics_after": diversity["after"]["mean"] if diversity["after"] else None,
         "topics_ceiling": diversity["after"]["ceiling"] if diversity["after"] else None,
@@ -127,7 +132,7 @@ def _repeated(run: Run, name: str) -> dict[str, int]:
     return dict(zip(("repeats", "repeat_tokens"), repeats_of(run.tree, name)))
 
 
-def _passes(plan: LoaderPlan) -> dict[str, float]:
+def passes_of(plan: LoaderPlan) -> dict[str, float]:
     """Passes over each source in one of its sequences, as the loader counts them."""
     with closing(Stream(plan, "train")) as stream:
         return dict(zip(stream.source_names, stream.schedule.passes.tolist()))

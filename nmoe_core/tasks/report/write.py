@@ -9,6 +9,7 @@ from nmoe_core.base.errors import ConfigError
 from nmoe_core.config.run import Run
 from nmoe_core.report.html import Html, element, joined, page, paragraph
 from nmoe_core.tasks.report import origins
+from nmoe_core.tasks.report.buckets import BUCKETS
 from nmoe_core.tasks.report.card import MADE_BY, croissant, data_card, totals
 from nmoe_core.tasks.report.corpus import Corpus, Section
 from nmoe_core.tasks.report.sections import SECTIONS
@@ -53,7 +54,8 @@ def write_report(run: Run, path: Path, cost: origins.Cost = ()) -> list[Path]:
 
 def page_of(corpus: Corpus, cost: origins.Cost = ()) -> str:
     """The HTML of the page."""
-    shown = [(one.anchor, one.title, one.content(corpus)) for one in (*SECTIONS, *_ORIGINS)]
+    sections = [*SECTIONS, *[BUCKETS] * bool(corpus.run.config.mixture.buckets.by), *_ORIGINS]
+    shown = [(one.anchor, one.title, one.content(corpus)) for one in sections]
     shown.append(("cost", "Cost", origins.cost(cost)))
     head = [element("h1", f"The corpus {corpus.name}"), _summary(totals(corpus))]
     return page(f"{corpus.name}: report", joined(head), shown)

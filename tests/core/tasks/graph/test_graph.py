@@ -119,7 +119,7 @@ ELSEWHERE = (
     *("active_params_b", "allow_unmanifested", "anneal_start_step", "anneal_weights", "data_path"),
     *("data_root", "dataset_path", "datasets", "eos_token_id", "flow_mode", "flow_profiles_toml"),
     *("hf_dataset_name", "max_epochs", "mix_temperature", "mixture_toml", "on_exhaust", "packing"),
-    "mixture.weights",
+    "mixture.",
     *("pack_sequences", "phases", "root", "shuffle", "shuffle_blocks", "steps", "tokenizer_path"),
     *("vocab_size", "weights", "window_stride", "attributes.", "backbone.checkpoint"),
     *("backbone.kind", "backbone.family", "calibration.target_drop", "calibration.target_of"),
@@ -266,6 +266,19 @@ def test_a_rule_of_one_source_makes_only_the_outputs_of_this_source_again(own: P
         foretold = agree(own.run)
         assert {"web/selection", "web/curated"} <= {key for key, _ in foretold}
         assert {key for key, _ in foretold if not key.startswith("web/")} == {"mixture/loader_plan"}
+
+
+def test_buckets_that_are_set_changed_and_removed_are_foretold(own: Project) -> None:
+    found = {"mixture.buckets.by": ("n_words:2",), "mixture.buckets.least_tokens": 100}
+    run = own.run.with_settings(found)
+    assert "buckets" in kinds(agree(run), "missing")
+    run = own.run.with_settings(found | {"mixture.buckets.by": ("n_words:3",)})
+    assert "buckets" in kinds(agree(run), "stale")
+    definition = run.tree.buckets.read_bytes()
+    run = run.with_settings({"curation.where": "n_words > 9"})
+    assert agree(run)["curation/buckets", ""] == "open"
+    assert run.tree.buckets.read_bytes() == definition  # it is kept
+    assert {"curated", "loader_plan"} <= kinds(agree(own.run), "stale")
 
 
 def test_every_key_of_the_schema_is_tried_or_is_known_to_decide_no_output() -> None:

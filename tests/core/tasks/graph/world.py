@@ -104,10 +104,16 @@ def _curate(run: Run, names: list[str], valid: list[str]) -> None:
     if "duplicates" in run.config.attributes.use:
         attributes.make_duplicates(run)
     curate.fit_topics(run, names)
+    has_buckets = bool(run.config.mixture.buckets.by)
     for name in names:
         outputs_of(run, "topics", name)
         if run.config.curation.rules(name):
             outputs_of(run, "select", name)
+    if has_buckets:
+        curate.define_buckets(run, names)
+    for name in names:
+        if has_buckets:
+            outputs_of(run, "buckets", name)
         outputs_of(run, "curate", name)
         if run.config.seen.index:
             outputs_of(run, "seen", name)
