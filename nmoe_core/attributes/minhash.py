@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numba import njit
 
 from nmoe_core.attributes.columns import NUM_BANDS, NUM_HASHES, SCHEMAS
@@ -72,7 +73,8 @@ def rows_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
 
 def batches(texts: pa.Array) -> list[tuple[int, int]]:
     """Index ranges of batches of texts, a few megabytes each."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
+    sizes = pc.call_function("binary_length", [texts]).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     cuts = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], _BATCH_BYTES)[1:])
     edges = np.unique([0, *cuts.tolist(), len(texts)]).tolist()
     return list(pairwise(edges))

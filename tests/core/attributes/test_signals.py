@@ -67,6 +67,11 @@ def test_numbers_of_real_texts_are_those_of_the_plain_definitions() -> None:
     check(texts + [part.strip() for text in texts for part in text.split("\n#")])
 
 
+def test_texts_in_several_batches_are_measured_alike_whatever_their_type_of_arrow() -> None:
+    texts = [f"Line {i} of a text. " * 5000 for i in range(120)]  # three batches
+    assert signals(pa.array(texts, pa.string())) == signals(pa.array(texts, pa.large_string()))
+
+
 @pytest.mark.parametrize(
     ("text", "sentences", "least_words"),
     [
