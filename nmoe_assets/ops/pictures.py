@@ -50,10 +50,17 @@ def _pictures(run: Run, name: str) -> str:
     # These draw with matplotlib, which the server loads when somebody opens a picture.
     from nmoe_core.report.html import element, page, paragraph, pictures
     from nmoe_core.tasks.report.pictures import picture_of
+    from nmoe_core.tasks.report.sections import sampled_changes
 
     key, _, partition = name.partition(":")
     shown = pictures(picture_of(run, key, partition)) or paragraph("This output has no pictures.")
-    return page(name, element("h1", name), [("pictures", "Pictures", shown)])
+    sections = [("pictures", "Pictures", shown)]
+    source, _, kind = key.partition("/")
+    if kind == "manifest":
+        changed = sampled_changes(run, source)
+        if changed is not None:
+            sections.append(("changed-text", "Samples of changed text", changed))
+    return page(name, element("h1", name), sections)
 
 
 def _reasons(run: Run, key: str) -> str:

@@ -32,7 +32,7 @@ from nmoe_core.cli import main
 from nmoe_core.config.run import Run
 from nmoe_core.shards.documents import DocumentReader
 from tests.assets.dagster_internals import stale_causes
-from tests.assets.small_project import SOURCES, append, execute, execute_here, opened, small_project
+from tests.assets.small_project import SOURCES, execute, execute_here, opened, small_project
 from tests.core.prep.conftest import tree_digest
 from tests.project import read_rows, said
 
@@ -150,22 +150,6 @@ def test_materialisations_link_pictures_and_show_samples_rates_and_times(project
     graded = {"sample", "keep_rate", "documents_per_second", "backbone_tokens_per_second"}
     assert graded <= seen["quality_scores"]
     assert {"order", "window_topics_after", "percent_of_ceiling_after"} <= seen["curated"]
-
-
-def test_the_page_of_an_asset_links_to_why_it_is_stale(own_project: Path) -> None:
-    os.environ["NMOE_CONFIG"] = str(own_project / "run.toml")
-    ui = TestClient(with_pictures(PlainTextResponse("another page")))
-    graph = build_definitions(Run(own_project / "run.toml")).resolve_asset_graph()
-    link = graph.get(AssetKey(["hydra", "calibration"])).metadata["why it is stale"]
-    assert "hydra/calibration is current" in ui.get(link.value).text
-    append(own_project, "\n[calibration]\ntarget_keep = 0.3\n")
-    shown = ui.get(link.value).text
-    assert "calibration.target_keep: 0.5 -&gt; 0.3" in shown
-    assert "hydra/calibration is current" not in shown
-    assert shown.index("code/quality_scores") > shown.index("0.5 -&gt; 0.3")
-    assert "after hydra/calibration" in shown
-    (own_project / "run.toml").write_text("prep = 1")
-    assert ui.get(link.value).status_code == 404
 
 
 def test_files_of_dagster_hold_no_text_of_documents(project: Path) -> None:

@@ -228,14 +228,22 @@ def _changed_text(corpus: Corpus) -> Iterator[object]:
     )
     yield table(list(rows[0]), [list(row.values()) for row in rows])
     for name in corpus.drawn:
-        found = changed_samples(corpus.run, name, _SAMPLES)
-        if found:
+        shown = sampled_changes(corpus.run, name)
+        if shown is not None:
             yield element("h3", name)
-            shown = [
-                [f"{one.transform}/{one.rule}", one.removed, one.replacement, one.ingest_id]
-                for one in found
-            ]
-            yield table(["rule", "removed", "replaced by", "document"], shown)
+            yield shown
+
+
+def sampled_changes(run: Run, source: str) -> Html | None:
+    """A table of the first changes of each rule in a source; None if no document was changed."""
+    found = changed_samples(run, source, _SAMPLES)
+    if not found:
+        return None
+    shown = [
+        [f"{one.transform}/{one.rule}", one.removed, one.replacement, one.ingest_id]
+        for one in found
+    ]
+    return table(["rule", "removed", "replaced by", "document"], shown)
 
 
 def _diversity(corpus: Corpus) -> Iterator[object]:
