@@ -89,7 +89,7 @@ class TokensBlock(Block):
     def keys(self, names: Sequence[str]) -> Iterator[bytes]:
         """What identifies each document: its id, the type of its integers, and its tokens."""
         integers = self.run.tokens.dtype
-        payload = memoryview(np.ascontiguousarray(self.run.tokens)).cast("B")
+        payload = np.ascontiguousarray(self.run.tokens).data.cast("B")
         ends = (np.cumsum(self.run.lengths) * integers.itemsize).tolist()
         for name, start, end in zip(names, [0, *ends], ends):
             yield f"{len(name)}:{name}{integers.str}".encode() + payload[start:end]
