@@ -182,7 +182,8 @@ def _bytes_of_pieces(reference: Reference, pieces: Mapping[int, str]) -> TokenBy
     inside: list[bytes] = []
     first: list[bytes] = []
     for i in ids:
-        alone, after = decode([i]).encode(), decode([letter, i])[len(before) :].encode()
+        alone = decode([i]).encode()
+        after = decode([letter, i])[len(before) :].encode()
         if i in bytes_of:
             after = bytes([bytes_of[i]])
             alone = after if bytes_of[i] >= 0x80 else alone
