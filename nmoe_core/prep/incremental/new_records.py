@@ -156,7 +156,7 @@ def _read_lines(
     if digests is not None:
         keys = digests.mixed(keys, np.arange(block.start.row, block.start.row + len(lines)))
     match = None
-    wanted = _are_in(rows, block)
+    wanted = _are_in(rows, block, len(lines))
     if known is not None and known.has_lines:
         match = _known_lines(block, keys, known)
         match = LineMatch(*(values[wanted[match.lines]] for values in match))
@@ -177,7 +177,7 @@ def _read_tokens(
     names = block.ids()
     keys = line_keys(block.keys(names))
     match = None
-    wanted = _are_in(rows, block)
+    wanted = _are_in(rows, block, len(names))
     if known is not None and known.has_lines:
         match = known.find_lines(keys)
         match = LineMatch(*(values[wanted[match.lines]] for values in match))
@@ -192,11 +192,11 @@ def _read_tokens(
     return BlockRecords(records, keys[wanted], match=match)
 
 
-def _are_in(rows: Rows, block: Block) -> np.ndarray:
-    """Whether each record of a block is in the split."""
-    wanted = np.ones(block.end.row - block.start.row, np.bool_)
+def _are_in(rows: Rows, block: Block, count: int) -> np.ndarray:
+    """Whether each of the records of a block is in the split."""
+    wanted = np.ones(count, np.bool_)
     if rows != Rows():
-        wanted[:] = [row in rows for row in range(block.start.row, block.end.row)]
+        wanted[:] = [block.start.row + i in rows for i in range(count)]
     return wanted
 
 
