@@ -149,6 +149,19 @@ def test_a_file_that_is_added_makes_the_split_grow(
     assert [row for _, row, _ in documents(tmp_path / "data")] == [*changed, *rows[40:]]
 
 
+def test_a_slice_has_its_documents_alone_and_grows(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = encoded(own)
+    (tmp_path / "in").mkdir()
+    write_tokens(tmp_path / "in" / "a.ds", rows)
+    assert main(prep(tmp_path, own, "data", "--split", "train[10:30]")) == 0
+    assert [row for _, row, _ in documents(tmp_path / "data")] == rows[10:30]
+    facts = facts_of(capsys, prep(tmp_path, own, "data", "--split", "train[20:50]"))
+    assert (facts["documents_reused"], facts["documents_tokenized"]) == (10, 20)
+    assert [row for _, row, _ in documents(tmp_path / "data")] == rows[20:50]
+
+
 @pytest.mark.parametrize("value", [65535, 421])
 def test_an_id_outside_of_the_vocabulary_is_refused_and_leaves_nothing(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: int
