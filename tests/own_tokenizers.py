@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,16 +24,14 @@ def byte_level(directory: Path, texts: Sequence[str]) -> None:
     (directory / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
 
 
-def pieces(directory: Path, texts: Sequence[str]) -> None:
-    """Write a SentencePiece BPE of `SIZE` tokens: `tokenizer.model`."""
+def pieces(directory: Path, texts: Sequence[str], **options: Any) -> None:
+    """Write a SentencePiece BPE of `SIZE` tokens, or with other options: `tokenizer.model`."""
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
         model_prefix=str(directory / "tokenizer"),
-        model_type="bpe",
         normalization_rule_name="identity",
-        vocab_size=SIZE,
-        byte_fallback=True,
         minloglevel=2,
+        **{"model_type": "bpe", "vocab_size": SIZE, "byte_fallback": True} | options,
     )
 
 

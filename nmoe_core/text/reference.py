@@ -54,11 +54,17 @@ def joined(rows: Sequence[Any]) -> Encoded:
 
 class TokenBytes(NamedTuple):
     """The bytes of each token: the token with id i has `payload[offsets[i]:offsets[i + 1]]`; an id
-    without a token has no bytes."""
+    without a token has no bytes. If there are twice as many, entry `vocab_size + i` has the bytes
+    of token i as the first of a text. Bytes that depend on other tokens are no UTF-8."""
 
     payload: bytes
     offsets: np.ndarray
-    """int64 `[vocab_size + 1]`, from 0."""
+    """int64 `[vocab_size + 1]` or `[2 * vocab_size + 1]`, from 0."""
+
+    @classmethod
+    def joined(cls, tokens: Sequence[bytes]) -> "TokenBytes":
+        """The bytes of all `tokens`."""
+        return cls(b"".join(tokens), np.cumsum([0, *map(len, tokens)], dtype=np.int64))
 
     def of(self, ids: np.ndarray) -> bytes:
         """The concatenated bytes of ids, int64 `[length]`. Raises KeyError if an id has no
@@ -150,7 +156,8 @@ class Reference:
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
-        """The bytes of all ids, if a text is the bytes of its tokens one after the other."""
+        """The bytes of all ids, if a text is the bytes of its tokens one after the other. If a text
+        is no UTF-8, `decode` gives it."""
         return None
 
 

@@ -7,12 +7,11 @@ determines the ids of a text: the normaliser, splitting, model and added tokens 
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from loader.files.regular import read_file
@@ -31,6 +30,11 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _BYTE_LEVEL = {chr(byte): byte for byte in _PRINTABLE}
 _BYTE_LEVEL |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
+# What decodes the tokens of a `tokenizer.json` that is converted from SentencePiece.
+_REPLACE = {"type": "Replace", "pattern": {"String": _BLANK}, "content": " "}
+_PIECE_DECODERS = [_REPLACE, {"type": "ByteFallback"}, {"type": "Fuse"}]
+_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+_NO_UTF8 = b"\xff"
 _MAX_GROWTH = 64  # a few replacements by 16 characters each fill the memory of any machine
 # Tokens that end a turn of a chat, and so cannot be the EOS of documents.
 _TURN_ENDS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|eot|>")
@@ -144,14 +148,56 @@ class JsonReference(Reference):
 
     @cached_property
     def token_bytes(self) -> TokenBytes | None:
-        """Of a byte-level tokenizer, if the library decodes each token as its bytes."""
-        if (self.data.get("decoder") or {}).get("type") != "ByteLevel":
+        """Of a tokenizer of bytes, and of one that is converted from SentencePiece, if the library
+        decodes each token as its bytes."""
+        decoder = self.data.get("decoder") or {}
+        if _without_strip(decoder) == _PIECE_DECODERS:
+            return _bytes_of_pieces(self, {i: token for token, i in self._ids.items()})
+        if decoder.get("type") != "ByteLevel":
             return None
         spelled = self.spellings()
         found = [spelled.get(i, b"") for i in range(self.vocab_size)]
         if any(self.decode([i]) != one.decode("utf-8", "replace") for i, one in enumerate(found)):
             return None
-        return TokenBytes(b"".join(found), np.cumsum([0, *map(len, found)], dtype=np.int64))
+        return TokenBytes.joined(found)
+
+
+def _without_strip(decoder: dict[str, Any]) -> list[Any]:
+    """The parts of a sequence of decoders, without a last one that strips a blank at the start."""
+    parts = decoder.get("decoders") or []
+    return parts[:-1] if parts[-1:] == [_STRIP] else parts
+
+
+def _bytes_of_pieces(reference: Reference, pieces: Mapping[int, str]) -> TokenBytes | None:
+    """The bytes of the tokens of a model of SentencePiece, or of one like it: a text may lack the
+    blank at its start, and byte pieces that follow each other are decoded together. None if the
+    library decodes in another way."""
+    decode = reference.decode
+    ids = range(reference.vocab_size)
+    bytes_of = {i: int(m[1], 16) for i in ids if (m := _BYTE_PIECE.fullmatch(pieces.get(i, "")))}
+    letter = next((i for i in ids if decode([i]).isalpha() and i not in bytes_of), None)
+    if letter is None:
+        return None
+    before = decode([letter])
+    inside: list[bytes] = []
+    first: list[bytes] = []
+    for i in ids:
+        alone = decode([i]).encode()
+        after = decode([letter, i])[len(before) :].encode()
+        if i in bytes_of:
+            after = bytes([bytes_of[i]])
+            alone = after if bytes_of[i] >= 0x80 else alone
+        inside.append(after or _NO_UTF8)  # it may separate bytes
+        first.append(alone)
+    blanks = (i for i in ids if inside[i][:1] == b" " and first[i] not in (b"", inside[i]))
+    blank = next(blanks, None)
+    for i in ids:  # after a token without text, the next one may be the first
+        if not first[i] and (blank is None or decode([i, blank]).encode() != inside[blank]):
+            first[i] = _NO_UTF8
+    every = [i for i in ids if i not in bytes_of and inside[i] != _NO_UTF8]
+    if decode([letter, *every]).encode() != before.encode() + b"".join(inside[i] for i in every):
+        return None
+    return TokenBytes.joined([*inside, *first])
 
 
 def _growth(normalizer: Any) -> float:
@@ -214,6 +260,14 @@ class PieceReference(Reference):
     def spellings(self) -> dict[int, bytes]:
         return {i: _spelling(piece, {}) for i, piece in enumerate(self.tokens())}
 
+    @cached_property
+    def token_bytes(self) -> TokenBytes | None:
+        """Of a model without rules that change decoded texts (field 2 of its field 5)."""
+        specs = (spec for number, spec in _fields(self.data) if number == 5)
+        if any(number == 2 and rules for spec in specs for number, rules in _fields(spec)):
+            return None
+        return _bytes_of_pieces(self, dict(enumerate(self.tokens())))
+
     def _is_unigram(self) -> bool:
         """Whether this is a Unigram model: only these have a second-best encoding."""
         try:
@@ -221,6 +275,32 @@ class PieceReference(Reference):
         except RuntimeError:
             return False
         return True
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """The numbers and values of the texts and messages in a message of Protocol Buffers."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        match tag & 7:
+            case 0:
+                _, at = _varint(message, at)
+            case 2:
+                size_bytes, at = _varint(message, at)
+                yield tag >> 3, message[at : at + size_bytes]
+                at += size_bytes
+            case kind:
+                at += 8 if kind == 1 else 4
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """The integer at a byte of a message, and the byte after it."""
+    value = shift = 0
+    while message[at] & 0x80:
+        value |= (message[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+    return value | message[at] << shift, at + 1
 
 
 def _check_merges(pairs: Sequence[Sequence[str]], prefix: str) -> None:

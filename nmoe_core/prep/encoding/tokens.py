@@ -6,6 +6,7 @@ inside a record ends a document; a document without EOS gets one, like every doc
 
 import hashlib
 from collections.abc import Sequence
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -54,8 +55,8 @@ def given_documents(
         counts.append(len(pieces))
     texts = decode_tokens(tokenizer.reference, rows).to_pylist()
     payloads = normalize_batch(texts)[1]
-    documents = iter([_document(encoder, *pair) for pair in zip(rows, payloads)])
-    found = [[next(documents) for _ in range(count)] for count in counts]
+    documents = iter(_documents(rows, payloads, encoder.integers))
+    found = [[*islice(documents, count)] for count in counts]
     for place, parts in enumerate(found):
         if len(parts) > 1:
             found[place] = [one._replace(part=number) for number, one in enumerate(parts, 1)]
@@ -121,6 +122,13 @@ def _parts(tokens: np.ndarray, encoder: Encoder) -> list[np.ndarray]:
     return np.array_split(tokens, -(-len(tokens) // most))
 
 
-def _document(encoder: Encoder, tokens: np.ndarray, payload: bytes) -> Encoded:
-    ids = np.ascontiguousarray(tokens, encoder.integers)
-    return Encoded(hashlib.sha256(payload).hexdigest(), len(payload), ids.data)
+def _documents(
+    rows: Sequence[np.ndarray], payloads: Sequence[bytes], integers: np.dtype
+) -> list[Encoded]:
+    """The documents with these tokens and normalised texts."""
+    tokens = np.concatenate([np.empty(0, integers), *rows], dtype=integers, casting="unsafe").data
+    ends = np.cumsum([0, *map(len, rows)]).tolist()
+    return [
+        Encoded(hashlib.sha256(payload).hexdigest(), len(payload), tokens[start:end])
+        for payload, (start, end) in zip(payloads, pairwise(ends))
+    ]

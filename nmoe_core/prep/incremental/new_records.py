@@ -15,6 +15,7 @@ from nmoe_core.prep.incremental.record_digests import RecordDigests
 from nmoe_core.prep.incremental.reuse import KnownDocuments, LineMatch
 from nmoe_core.shards.lines import line_keys, placed_keys
 from nmoe_core.sources.file_sources import BLOCK_BYTES
+from nmoe_core.sources.forms.tokens.source import TokensBlock
 from nmoe_core.sources.jsonl import LinesBlock
 from nmoe_core.sources.passthrough_columns import Kept
 from nmoe_core.sources.records import BadRecord, Block, Record, RecordColumns, Rows
@@ -106,6 +107,8 @@ def read_block(
     has_columns = bool(block.reading.kept)  # the values of columns exist only in parsed records
     if isinstance(block, LinesBlock) and not has_columns and (lines := block.lines()) is not None:
         return _read_lines(block, lines, rows, known, digests)
+    if isinstance(block, TokensBlock):
+        return _read_tokens(block, rows, known)
     records = list(block.records())
     match = None
     kept = block.kept(records) if has_columns else None
@@ -153,9 +156,7 @@ def _read_lines(
     if digests is not None:
         keys = digests.mixed(keys, np.arange(block.start.row, block.start.row + len(lines)))
     match = None
-    wanted = np.ones(len(lines), np.bool_)
-    if rows != Rows():
-        wanted[:] = [block.start.row + i in rows for i in range(len(lines))]
+    wanted = _are_in(rows, block, len(lines))
     if known is not None and known.has_lines:
         match = _known_lines(block, keys, known)
         match = LineMatch(*(values[wanted[match.lines]] for values in match))
@@ -168,6 +169,35 @@ def _read_lines(
     # known lines are not counted, but records with replaced bytes must be counted
     keys[records.replaced] = 0
     return BlockRecords(records, keys, match=match, notes=(*_notes(block),))
+
+
+def _read_tokens(
+    block: TokensBlock, rows: Rows, known: KnownDocuments | KnownKeys | None
+) -> BlockRecords:
+    names = block.ids()
+    keys = line_keys(block.keys(names))
+    match = None
+    wanted = _are_in(rows, block, len(names))
+    if known is not None and known.has_lines:
+        match = known.find_lines(keys)
+        match = LineMatch(*(values[wanted[match.lines]] for values in match))
+        wanted[match.lines] = False
+    numbers = np.flatnonzero(wanted).tolist()
+    tokens = block.tokens()
+    records = RecordColumns(
+        rows=[block.start.row + i for i in numbers],
+        ids=[names[i] for i in numbers],
+        tokens=[tokens[i] for i in numbers],
+    )
+    return BlockRecords(records, keys[wanted], match=match)
+
+
+def _are_in(rows: Rows, block: Block, count: int) -> np.ndarray:
+    """Whether each of the records of a block is in the split."""
+    wanted = np.ones(count, np.bool_)
+    if rows != Rows():
+        wanted[:] = [block.start.row + i in rows for i in range(count)]
+    return wanted
 
 
 def _known_lines(
@@ -195,8 +225,6 @@ def _record_keys(records: list[Record | BadRecord], read: Sequence[tuple[Any, ..
         values = json.dumps(read[i]) if read else ""
         text = f"{values}{len(record.id)}:{record.id}{record.text}"
         payload = text.encode("utf-8", "surrogatepass")
-        if record.tokens is not None:
-            payload += record.tokens.dtype.str.encode() + record.tokens.tobytes()
         places.append(i)
         payloads.append(payload)
     keys[places] = line_keys(payloads)

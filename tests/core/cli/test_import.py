@@ -1,6 +1,8 @@
 """`nmoe import` makes a project from files of tokens, which a trainer and the later tasks read."""
 
 import json
+import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,19 @@ def shards(tmp_path_factory: pytest.TempPathFactory, own: Path) -> Path:
         dtype="auto",
     )
     return PrepPipeline(JSONLSource(root / "in.jsonl"), config).run().path
+
+
+def as_megatron(path: Path, rows: Sequence[Sequence[int]]) -> None:
+    """Write a pair of files with a sequence per row."""
+    flat = np.array([token for row in rows for token in row], "<u2")
+    flat.tofile(path.with_suffix(".bin"))
+    lengths = np.array([*map(len, rows)], "<i4")
+    places = (2 * (np.cumsum(lengths) - lengths)).astype("<i8")
+    bounds = np.arange(len(rows) + 1, dtype="<i8")
+    head = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(rows), len(rows) + 1)
+    path.with_suffix(".idx").write_bytes(
+        head + lengths.tobytes() + places.tobytes() + bounds.tobytes()
+    )
 
 
 @pytest.fixture
@@ -158,6 +173,16 @@ def test_rows_of_one_length_are_taken_for_packed_documents(
     flat = [token for row, _ in expected(shards) for token in row]
     (split,) = made["splits"]
     assert 0 <= len(flat) - split["tokens"] <= 32
+
+
+def test_packed_sequences_of_megatron_are_joined(shards: Path, own: Path, project: Path) -> None:
+    flat = [token for row, _ in expected(shards) for token in row]
+    as_megatron(project.parent / "web", [flat[i : i + 32] for i in range(0, len(flat), 32)][:-1])
+    assert main(["import", "megatron", "../web", "--tokenizer", str(own), "--workers", "1"]) == 0
+    whole = [row for row, _ in documents(project / "out" / "data")]
+    cut = [row for row in whole if row not in [row for row, _ in expected(shards)]]
+    assert len(cut) <= 1  # the document that packing cut at the end
+    assert len(whole) > 0.9 * len(TEXTS)
 
 
 def test_later_tasks_work_on_imported_documents(

@@ -11,9 +11,8 @@ import pytest
 from loader.files.format import load_manifest
 from nmoe_core.cli import main
 from nmoe_core.shards.documents import shard_files
-from nmoe_core.text.documents import decode_documents
 from nmoe_core.text.tokenizer import load_tokenizer
-from tests.own_tokenizers import byte_level, pieces
+from tests.own_tokenizers import byte_level
 from tests.project import contents, said
 from tests.refusals import refused_line
 
@@ -150,6 +149,19 @@ def test_a_file_that_is_added_makes_the_split_grow(
     assert [row for _, row, _ in documents(tmp_path / "data")] == [*changed, *rows[40:]]
 
 
+def test_a_slice_has_its_documents_alone_and_grows(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = encoded(own)
+    (tmp_path / "in").mkdir()
+    write_tokens(tmp_path / "in" / "a.ds", rows)
+    assert main(prep(tmp_path, own, "data", "--split", "train[10:30]")) == 0
+    assert [row for _, row, _ in documents(tmp_path / "data")] == rows[10:30]
+    facts = facts_of(capsys, prep(tmp_path, own, "data", "--split", "train[20:50]"))
+    assert (facts["documents_reused"], facts["documents_tokenized"]) == (10, 20)
+    assert [row for _, row, _ in documents(tmp_path / "data")] == rows[20:50]
+
+
 @pytest.mark.parametrize("value", [65535, 421])
 def test_an_id_outside_of_the_vocabulary_is_refused_and_leaves_nothing(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: int
@@ -179,20 +191,3 @@ def test_keys_that_contradict_the_source_are_refused(
     command = prep(tmp_path, own, "data")
     del command[3:5]  # --format
     assert "needs format" in refused_line(capsys, *command, code="E-CONFIG")
-
-
-@pytest.mark.parametrize("kind", ["bytes", "pieces"])
-def test_documents_decode_as_the_library_decodes_them(own: Path, tmp_path: Path, kind: str) -> None:
-    if kind == "pieces":
-        pieces(tmp_path, TEXTS)
-        (tmp_path / "tokenizer.vocab").unlink()
-    tokenizer = load_tokenizer(str(own if kind == "bytes" else tmp_path))
-    rows = [row.tolist() for row in tokenizer.rows(TEXTS)]
-    rows += [[*row[:-1]] for row in rows]  # some end inside a character
-    eos = tokenizer.eos_token_id
-    tokens = np.array([token for row in rows for token in (*row, eos)], np.uint16)
-    ends = np.cumsum([len(row) + 1 for row in rows])
-    spans = np.stack([np.append(0, ends[:-1]), ends], axis=1)
-    assert (tokenizer.reference.token_bytes is not None) == (kind == "bytes")
-    texts = decode_documents(tokenizer, tokens, spans).to_pylist()
-    assert texts == [tokenizer.reference.decode(row) for row in rows]

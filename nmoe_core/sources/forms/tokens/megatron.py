@@ -16,10 +16,12 @@ from nmoe_core.sources.forms.tokens.cut import (
     Run,
     Unit,
     bytes_of,
+    delimited_runs,
     indexed_runs,
     not_of_format,
     out_of_bounds,
     read_tokens,
+    resumed,
     whole_integers,
 )
 from nmoe_core.sources.records import Position, Reading
@@ -73,10 +75,15 @@ class _Index:
                 f"bounds of documents from {ends[:1]} to {ends[1:]}, or not sorted",
                 f"0 to {len(self.lengths)} sequences",
             )
-        size_bytes = num_tokens * self.integers.itemsize
-        last = size_bytes - self.lengths.astype(np.int64) * self.integers.itemsize
-        if bool(((self.places < 0) | (self.places > last)).any()):
-            raise out_of_bounds(self._where, "a sequence beyond the file", f"{size_bytes} bytes")
+        sizes = self.lengths.astype(np.int64) * self.integers.itemsize
+        places = self.places
+        if bool((places[1:] < places[:-1]).any()):
+            order = np.lexsort((sizes, places))
+            sizes = sizes[order]
+            places = places[order]
+        if not np.array_equal(places, np.cumsum(sizes) - sizes):
+            expected = "sequences that fill the file"
+            raise out_of_bounds(self._where, "sequences with a gap or an overlap", expected)
 
     def tokens_of(self, first: int, last: int) -> np.ndarray:
         """Tokens of each of the documents `[first, last)`: int64."""
@@ -86,11 +93,19 @@ class _Index:
 
 
 def runs(unit: Unit, reading: Reading, start: Position) -> Iterator[Run]:
-    """The documents of a pair of files. Raises SourceError as `_Index`."""
+    """The documents of a pair of files; or the documents that EOS ends, also across those. Raises
+    SourceError as `_Index`."""
     index = _Index(unit)
-    documents = range(start.line, index.num_documents)
+    assert reading.tokens is not None
+    joins = reading.tokens.joins
+    where = unit.main.where
+    documents = range(0 if joins else start.line, index.num_documents)
     run_of = partial(_run, unit.main, index)
-    return indexed_runs(reading, unit.main.where, documents, index.tokens_of, run_of)
+    found = indexed_runs(reading, where, documents, index.tokens_of, run_of)
+    if joins:
+        chunks = (run.tokens for run in found)
+        return resumed(delimited_runs(reading, where, chunks, 0), start.line)
+    return found
 
 
 def _run(file: SourceFile, index: _Index, first: int, lengths: np.ndarray) -> Run:

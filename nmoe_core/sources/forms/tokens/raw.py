@@ -18,6 +18,7 @@ Memory: the bounds and ids of the documents of one file.
 import csv
 import gzip
 from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 import numpy as np
 
@@ -43,6 +44,7 @@ _CHUNK_TOKENS = 2**20
 _NPY_MAGIC = b"\x93NUMPY"
 _TYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _LEAST_HALVES = 64
+_MAX_LINE_CHARS = 2**16
 
 
 def olmo_runs(unit: Unit, reading: Reading, start: Position) -> Iterator[Run]:
@@ -54,7 +56,7 @@ def olmo_runs(unit: Unit, reading: Reading, start: Position) -> Iterator[Run]:
     table = unit.beside.get(".csv.gz")
     if table is None or _form(reading).joins:
         return _delimited(unit.main, reading, start, _named_integers(reading, unit.main), 0)
-    bounds, ids = _read_table(table)
+    bounds, ids = _read_table(table, unit.main.size_bytes() // 2)
     return _by_bounds(unit.main, reading, start, bounds, ids)
 
 
@@ -63,9 +65,7 @@ def nanogpt_runs(unit: Unit, reading: Reading, start: Position) -> Iterator[Run]
     unknown (E-SOURCE-FORM), or it is shorter or longer than its header says (E-SOURCE-BOUNDS)."""
     file = unit.main
     head_bytes = 4 * LLMC_INTEGERS
-    head = [0, 0, 0]
-    if file.size_bytes() >= head_bytes:
-        head = np.frombuffer(_head(file, 12), "<i4").tolist()
+    head = np.frombuffer(_head(file, 12).ljust(12, b"\0"), "<i4").tolist()
     for size, (magic, version) in LLMC.items():
         if head[0] != magic:
             continue
@@ -129,13 +129,16 @@ def _by_bounds(
     return indexed_runs(reading, file.where, documents, lengths_of, run_of)
 
 
-def _read_table(table: SourceFile) -> tuple[np.ndarray, list[str] | None]:
-    """The bounds of documents, int64 `[documents + 1]`, and their ids, if each has one."""
+def _read_table(table: SourceFile, most: int) -> tuple[np.ndarray, list[str] | None]:
+    """The bounds of documents, int64 `[documents + 1]`, and their ids, if each has one. More than
+    `most` documents are refused, so that a packed table cannot fill the memory."""
     spans: list[tuple[int, int]] = []
     ids: list[str] = []
     try:
         with table.open() as stored, gzip.open(stored, "rt", encoding="utf-8", newline="") as text:
-            for row in csv.reader(text):
+            for row in csv.reader(_lines(text, table)):
+                if len(spans) == most:
+                    raise out_of_bounds(table.where, "more documents than tokens", f"{most}")
                 spans.append((int(row[0]), int(row[1])))
                 ids += row[2:3]
         pairs = np.array(spans, np.int64).reshape(-1, 2)
@@ -147,6 +150,14 @@ def _read_table(table: SourceFile) -> tuple[np.ndarray, list[str] | None]:
         raise out_of_bounds(table.where, "a gap or an overlap", "documents one after the other")
     bounds = np.append(pairs[:1, 0] if len(pairs) else 0, pairs[:, 1])
     return bounds, ids if len(ids) == len(pairs) and all(ids) else None
+
+
+def _lines(text: TextIO, table: SourceFile) -> Iterator[str]:
+    """The lines of a table, which are short."""
+    while line := text.readline(_MAX_LINE_CHARS):
+        if len(line) == _MAX_LINE_CHARS:
+            raise not_of_format("not a table of documents", table.where, "a very long line")
+        yield line
 
 
 def _recorded(unit: Unit) -> np.dtype | None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from nmoe_core.base.errors import SourceError
-from nmoe_core.base.jsonl import checked_id
+from nmoe_core.base.jsonl import encodable
 from nmoe_core.sources.file_sources import FileSource
 from nmoe_core.sources.forms.columns import Place
 from nmoe_core.sources.forms.tokens.cut import Run, Unit, file_beside, not_of_format
@@ -66,16 +67,32 @@ class TokensBlock(Block):
     place: Place
     run: Run
 
+    def ids(self) -> list[str]:
+        """The id of each document."""
+        first = self.start.line
+        prefix = encodable(self.place.id_prefix)
+        names = [f"{prefix}:{number}" for number in range(first, first + len(self.run.lengths))]
+        if self.run.ids is not None:
+            names = [encodable(own) or name for own, name in zip(self.run.ids, names)]
+        return names
+
+    def tokens(self) -> list[np.ndarray]:
+        """The tokens of each document."""
+        ends = np.cumsum(self.run.lengths).tolist()
+        return [self.run.tokens[start:end] for start, end in pairwise([0, *ends])]
+
     def records(self) -> Iterator[Record]:
         """Each document, with its tokens."""
-        ends = np.cumsum(self.run.lengths).tolist()
-        start = 0
-        for i, end in enumerate(ends):
-            default = f"{self.place.id_prefix}:{self.start.line + i}"
-            own = None if self.run.ids is None else self.run.ids[i]
-            id_ = checked_id(own, self.reading.id_field or "id", default)
-            yield Record(self.start.row + i, id_, "", tokens=self.run.tokens[start:end])
-            start = end
+        for i, (name, tokens) in enumerate(zip(self.ids(), self.tokens())):
+            yield Record(self.start.row + i, name, "", tokens=tokens)
+
+    def keys(self, names: Sequence[str]) -> Iterator[bytes]:
+        """What identifies each document: its id, the type of its integers, and its tokens."""
+        integers = self.run.tokens.dtype
+        payload = np.ascontiguousarray(self.run.tokens).data.cast("B")
+        ends = (np.cumsum(self.run.lengths) * integers.itemsize).tolist()
+        for name, start, end in zip(names, [0, *ends], ends):
+            yield f"{len(name)}:{name}{integers.str}".encode() + payload[start:end]
 
     def where(self, row: int) -> str:
         return f"{self.place.where}: document {self.start.line + row - self.start.row}"

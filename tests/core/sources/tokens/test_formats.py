@@ -108,14 +108,17 @@ def test_a_header_of_llm_c_names_the_type(
     assert found == [[EOS], *WITH_EOS[:-1], DOCUMENTS[-1]]
 
 
-@pytest.mark.parametrize("form", ["mds", "hf"])
+@pytest.mark.parametrize("form", ["mds", "hf", "megatron"])
 def test_packed_rows_are_joined_and_end_at_eos(tmp_path: Path, form: str) -> None:
-    directory = GOLDEN / "mds_shape"
-    if form == "hf":
-        directory = tmp_path
-        rows = [FLAT[i : i + 4] for i in range(0, len(FLAT), 4)]
-        pq.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
+    directory = GOLDEN / "mds_shape" if form == "mds" else tmp_path
+    rows = [FLAT[i : i + 4] for i in range(0, len(FLAT), 4)]
     named = ["index.json"] if form == "mds" else ["*.parquet"]
+    if form == "hf":
+        pq.write_table(pa.table({"input_ids": rows}), tmp_path / "a.parquet")
+    if form == "megatron":
+        named = ["web.bin"]
+        raw(tmp_path / "web.bin")
+        (tmp_path / "web.idx").write_bytes(megatron_index([*map(len, rows)]))
     found = source(directory, form, *named, bounds="eos", eos_token_id=EOS)
     assert tokens(found) == [*WITH_EOS[:-1], WITH_EOS[-1][: len(WITH_EOS[-1])]]
     assert len(tokens(source(directory, form, *named))) == len(FLAT) // 4
@@ -130,7 +133,10 @@ def test_ids_come_from_a_named_column(tmp_path: Path) -> None:
     assert [one.id for one in numbers] == list("01234")
 
 
-@pytest.mark.parametrize("form", ["megatron", "olmo", "table", "datatrove", "nanogpt", "hf", "eos"])
+FORMS = ["megatron", "olmo", "table", "datatrove", "nanogpt", "hf", "hf packed", "megatron packed"]
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_reading_goes_on_at_the_end_of_any_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
@@ -141,12 +147,16 @@ def test_reading_goes_on_at_the_end_of_any_block(
     keys: dict[str, Any] = {"eos_token_id": EOS}
     flat = [token for row in rows for token in row]
     ends = np.cumsum(lengths)
-    match form:
+    is_packed = form.endswith("packed")
+    parts = [flat[i : i + 11] for i in range(0, len(flat), 11)] if is_packed else rows
+    keys |= {"bounds": "eos"} if is_packed else {}
+    kind = {"table": "olmo"}.get(form, form.partition(" ")[0])
+    match kind:
         case "megatron":
             named = "a.bin"
             raw(tmp_path / named, flat)
-            (tmp_path / "a.idx").write_bytes(megatron_index(lengths))
-        case "olmo" | "nanogpt" | "table":
+            (tmp_path / "a.idx").write_bytes(megatron_index([*map(len, parts)]))
+        case "olmo" | "nanogpt":
             named = "a.bin" if form == "nanogpt" else "a.npy"
             raw(tmp_path / named, flat)
             if form == "table":
@@ -158,10 +168,7 @@ def test_reading_goes_on_at_the_end_of_any_block(
             raw(tmp_path / "a.ds.index", ends.tolist(), "<u8")
         case _:
             named = "a.parquet"
-            parts = [flat[i : i + 11] for i in range(0, len(flat), 11)] if form == "eos" else rows
             pq.write_table(pa.table({"input_ids": parts}), tmp_path / named, row_group_size=7)
-            keys |= {"bounds": "eos"} if form == "eos" else {}
-    kind = {"table": "olmo", "eos": "hf"}.get(form, form)
     read = source(tmp_path, kind, named, **keys)
     assert tokens(read) == rows
     blocks = _shown(spans(read))
@@ -175,11 +182,19 @@ def _shown(blocks: Sequence[Any]) -> list[Any]:
 
 
 def megatron_index(
-    lengths: Sequence[int], *, version: int = 1, code: int = 8, bounds: Sequence[int] | None = None
+    lengths: Sequence[int],
+    *,
+    version: int = 1,
+    code: int = 8,
+    bounds: Sequence[int] | None = None,
+    moved: dict[int, int] | None = None,
 ) -> bytes:
+    """An index; `moved` has other byte offsets of some sequences."""
     count = len(lengths)
     bounds = range(count + 1) if bounds is None else bounds
     places = 2 * (np.cumsum(lengths) - lengths)
+    for i, place in (moved or {}).items():
+        places[i] = place
     head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", version, code, count, len(bounds))
     columns = np.array(lengths, "<i4"), places.astype("<i8"), np.array(bounds, "<i8")
     return head + b"".join(column.tobytes() for column in columns)
@@ -198,6 +213,11 @@ BAD_INDEXES = {
     "unsorted": (megatron_index(LENGTHS, bounds=[0, 2, 1, 5]), "E-SOURCE-BOUNDS"),
     "sequences": (megatron_index(LENGTHS, bounds=[0, 2, 6]), "E-SOURCE-BOUNDS"),
     "empty": (b"", "E-SOURCE-FORM"),
+    "twice": (megatron_index(LENGTHS, moved={1: 0}), "E-SOURCE-BOUNDS"),
+    "inside a token": (
+        megatron_index(LENGTHS, moved={3: 2 * sum(LENGTHS[:3]) - 1}),
+        "E-SOURCE-BOUNDS",
+    ),
 }
 
 
@@ -208,6 +228,13 @@ def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / "web.idx").write_bytes(index)
     with refused(code, naming=["web.idx"]):
         source(tmp_path, "megatron").check()
+
+
+def test_sequences_may_lie_in_another_order(tmp_path: Path) -> None:
+    raw(tmp_path / "web.bin", [*WITH_EOS[1], *WITH_EOS[0]])
+    moved = {0: 2 * LENGTHS[1], 1: 0, 2: 0}
+    (tmp_path / "web.idx").write_bytes(megatron_index([*LENGTHS[:2], 0], moved=moved))
+    assert tokens(source(tmp_path, "megatron")) == [*WITH_EOS[:2], []]
 
 
 def test_files_that_lack_a_part_are_refused(tmp_path: Path) -> None:
@@ -254,8 +281,9 @@ def test_raw_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for head, code in (
         (llmc(20240520, 2, len(FLAT)), "E-SOURCE-FORM"),
         (llmc(20240520, 1, len(FLAT) + 1), "E-SOURCE-BOUNDS"),
+        (llmc(20240520, 1, len(FLAT))[:500], "E-SOURCE-TORN"),
     ):
-        raw(tmp_path / "a.bin", head=head)
+        raw(tmp_path / "a.bin", FLAT if len(head) == 1024 else [], head=head)
         with refused(code):
             source(tmp_path, "nanogpt", "a.bin", **keys).check()
 
@@ -270,6 +298,8 @@ def test_raw_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (["0"], "E-SOURCE-FORM"),
         ([f"0,{10**30}"], "E-SOURCE-FORM"),
         (["a,b"], "E-SOURCE-TORN"),
+        (["0,84", *["84,84"] * 84], "E-SOURCE-BOUNDS"),  # would fill the memory
+        (["0," + "0" * 70_000 + "84"], "E-SOURCE-FORM"),
     ],
 )
 def test_a_table_that_does_not_fit_is_refused(tmp_path: Path, rows: list[str], code: str) -> None:

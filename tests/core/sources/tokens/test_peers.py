@@ -1,5 +1,6 @@
 """Files that the tools themselves write, if they are installed, are read token by token."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,29 @@ def test_what_megatron_writes(tmp_path: Path, kind: type) -> None:
         builder.add_document(torch.tensor(row), [half, len(row) - half])
     builder.finalize(str(tmp_path / "web.idx"))
     assert tokens(tmp_path, "megatron", "*.bin") == DOCUMENTS
+
+
+def test_what_megatron_merges_and_packs(tmp_path: Path) -> None:
+    peer = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    torch = pytest.importorskip("torch")
+
+    def written(name: str, rows: Sequence[Sequence[int]]) -> None:
+        builder = peer.IndexedDatasetBuilder(str(tmp_path / f"{name}.bin"), dtype=np.int32)
+        for row in rows:
+            builder.add_document(torch.tensor(row), [1, 0, len(row) - 1])
+        builder.finalize(str(tmp_path / f"{name}.idx"))
+
+    written("a", DOCUMENTS[:100])
+    written("b", DOCUMENTS[100:])
+    merged = peer.IndexedDatasetBuilder(str(tmp_path / "both.bin"), dtype=np.int32)
+    merged.add_index(str(tmp_path / "a"))
+    merged.add_index(str(tmp_path / "b"))
+    merged.finalize(str(tmp_path / "both.idx"))
+    assert tokens(tmp_path, "megatron", "both.bin") == DOCUMENTS
+    flat = [token for row in DOCUMENTS for token in row]
+    written("packed", [flat[i : i + 512] for i in range(0, len(flat), 512)])
+    keys = {"bounds": "eos", "eos_token_id": EOS}
+    assert tokens(tmp_path, "megatron", "packed.bin", **keys) == DOCUMENTS
 
 
 @pytest.mark.parametrize("compression", [None, "zstd:7", "gz"])
