@@ -286,7 +286,8 @@ def _epochs(
         made_by = replace(made_by, phases=source_phases(made_by.phases))
         if not any(state.key.endswith("/curated_manifest") for state in graph.not_current()):
             inputs = plan_inputs(run, [*dict.fromkeys(split.source for split in splits)])
-            stages, made_by = inputs.stages, inputs.settings
+            stages = inputs.stages
+            made_by = inputs.settings
             sizes = {name: load_manifest(p).total_tokens for name, p in inputs.manifests.items()}
             tokens = {name: (size, None) for name, size in sizes.items()}
     own = {s.name: s.max_epochs for stage in stages for s in stage.sources if s.max_epochs}
