@@ -231,11 +231,15 @@ def _shares(segment: Segment, sources: Sequence[StageSource], where: str) -> lis
     # sequence is a mistake in the mixture or the budget.
     if 0 in shares and segment.num_sequences >= len(sources):
         i = shares.index(0)
+        share = segment.num_sequences * weights[i] / sum(weights)
+        is_bucket = "/" in sources[i].name
+        or_merge = is_bucket * ", or merge small buckets by a higher mixture.buckets.least_tokens"
         raise PlanError(
             "source gets no sequence",
             where=f"{where}, source {sources[i].name!r}",
-            found=f"weight {weights[i]} of {sum(weights)}, {segment.num_sequences} sequences",
-            do="make the stage or the phase longer, or give the source weight 0 there",
+            found=f"weight {weights[i]} of {sum(weights)}, which is {share:.2g} of "
+            f"{segment.num_sequences} sequences",
+            do=f"make the stage or the phase longer, or give the source weight 0 there{or_merge}",
             code="E-PLAN-ZERO",
         )
     return shares

@@ -240,8 +240,11 @@ def valid_manifests(directories: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def locate(directory: Path, allow_unmanifested: bool) -> Path:
-    """The directory's manifest, or, if allowed, the directory itself. Raises PlanError if the
-    directory has no data (E-PLAN-SOURCE) or no manifest (E-PLAN-UNMANIFESTED)."""
+    """The directory's manifest, or, if allowed, the directory itself; a manifest of another name,
+    as of a bucket, is returned. Raises PlanError if the directory has no data (E-PLAN-SOURCE) or no
+    manifest (E-PLAN-UNMANIFESTED)."""
+    if directory.suffix == ".json" and directory.is_file():
+        return directory
     if (directory / MANIFEST_NAME).exists():
         return directory / MANIFEST_NAME
     if not directory.is_dir():

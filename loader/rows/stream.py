@@ -8,6 +8,7 @@ fixed cost of numpy calls; only this rank's rows are copied.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -161,6 +162,13 @@ class Stream:
     def spans(self, sources: np.ndarray, windows: np.ndarray) -> tuple[np.ndarray, ...] | None:
         """Documents of each row: int64 `[num_documents, 2]`; None if a file has no index."""
         return self.reader.spans(sources, windows) if self.index.is_known else None
+
+    def sources_of_files(self) -> dict[Path, str]:
+        """The source of the plan that each token file belongs to."""
+        starts = self.files.file_starts[: len(self.files.paths())]
+        sources = np.searchsorted(self.files.source_starts, starts, side="right") - 1
+        names = (self.source_names[source] for source in sources.tolist())
+        return dict(zip(self.files.paths(), names))
 
     def cropped(self) -> list[int]:
         """Tokens of each source that are in no row, since rows have no padding."""

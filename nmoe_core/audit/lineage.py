@@ -28,7 +28,7 @@ from nmoe_core.base.docid import DocId, bucket_of, parse_doc_id, split_of
 from nmoe_core.base.errors import FormatError
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
-from nmoe_core.curate.shards.inputs import load_quality
+from nmoe_core.curate.shards.inputs import BUCKET, load_quality
 from nmoe_core.curate.shards.lineage import read_lineage
 from nmoe_core.labels import slices
 from nmoe_core.labels.label_files import checked_digest
@@ -266,12 +266,12 @@ def _readings(run: Run, doc_id: DocId, places: Sequence[_Place], most: int) -> l
     plan = load_plan(run.tree.plan)
     curated = [(run.tree.curated / one.doc_id.rel, one.doc_id) for one in places]
     with closing(Stream(plan, "train")) as stream:
-        paths = set(stream.files.paths() if doc_id.source in stream.source_names else ())
+        names = stream.sources_of_files()
         for candidates in ([(run.tree.data / doc_id.rel, doc_id)], curated):
             known = [
-                Place(doc_id.source, path, one.start, one.end)
+                Place(names[path], path, one.start, one.end)
                 for path, one in candidates
-                if path in paths
+                if path in names
             ]
             if known:
                 found = readings(stream, known)
@@ -293,13 +293,20 @@ def _curated_places(shard: _Shard, doc_id: DocId) -> list[_Place]:
     """The positions in the curated tree of a document of the data tree, one for each time that a
     pass reads it; empty if curation dropped the document."""
     curated = _Shard(shard.paths, is_curated=True)
+    source = shard.paths.source
+    buckets = {
+        curated.manifest.shard_path(entry): f"{source}/{entry.extra[BUCKET]}"
+        for entry in curated.manifest.shards
+        if BUCKET in entry.extra
+    }
     found = []
     with closing(read_lineage(curated.manifest)) as lineage:
         for number, row in enumerate(lineage):
             if row["parent_doc_id"] == str(doc_id):
                 file, document = curated.file_of(number)
-                curated_id = DocId(shard.paths.source, file.rel, *file.spans[document].tolist())
-                found.append(_Place(curated_id, number, row["topic"]))
+                curated_id = DocId(source, file.rel, *file.spans[document].tolist())
+                bucket = buckets.get(shard.paths.tree.curated / file.rel)
+                found.append(_Place(curated_id, number, row["topic"], bucket))
     return found
 
 
@@ -342,8 +349,10 @@ class _Shard:
 
 
 class _Place(NamedTuple):
-    """The position of a data-tree document in the curated tree, and its topic."""
+    """The position of a data-tree document in the curated tree, its topic, and its bucket as the
+    plan names it; None if the run has no buckets."""
 
     doc_id: DocId
     number: int
     topic: int
+    bucket: str | None

@@ -315,6 +315,7 @@ def _curated(curated: dict[str, Any] | None) -> str:
     if not curated["is_included"]:
         return "left out"
     place = "{doc_id}, number {number} of its shard, topic {topic}"
+    place += ", bucket {bucket}" * bool(curated["bucket"])
     lines = [place.format(**one) for one in (curated, *curated.get("again", ()))]
     return ("\n" + " " * 12).join(lines)
 

@@ -202,7 +202,8 @@ class ShardWriter:
         bucket = self._bucket
         # A bucket counts its own files, so that their names do not depend on other buckets.
         number = sum(file.bucket == bucket for file in self._full)
-        part = f"{bucket.replace('/', '+')}-" if bucket else ""
+        # No name of a bucket has a character before `+`: files are sorted like the parts of names.
+        part = f"{bucket.replace('/', '+')}+" if bucket else ""
         stem = f"{self.fmt.dataset}-{self.fmt.version}-{part}shard-{number:06d}"
         return OpenShardFile(self._staged, stem, state, self.fmt.integers, bucket)
 

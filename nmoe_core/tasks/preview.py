@@ -26,6 +26,7 @@ from nmoe_core.tasks.graph.foresee import Foreseen, foresee, rows_of
 from nmoe_core.tasks.graph.prepared import prefix
 from nmoe_core.tasks.graph.states import Graph, State
 from nmoe_core.tasks.graph.walk import walk
+from nmoe_core.tasks.selection.bucket_plan import plan_inputs
 from nmoe_core.tasks.shards import require_selectable
 
 
@@ -97,8 +98,9 @@ class RunPlan:
         tokens: Curated tokens per source, now and after the run; None if not known yet.
         kept: Tokens of the kept documents after the run, each document once; empty without
             `repeat`.
-        epochs: How often training would read each source, None if its tokens are not known, and
-            how often it may, 0 for no limit; empty if all outputs are current.
+        epochs: How often training would read each source, or each bucket if all buckets are
+            current; None if its tokens are not known; and how often it may, 0 for no limit. Empty
+            if all outputs are current.
         flips: Some flipped decisions: document id, decision now, decision after the run.
         size_bytes: Current bytes of the files that would be replaced.
     """
@@ -138,7 +140,7 @@ def plan_run(run: Run, sources: Sequence[SourcePlan], *, sample_documents: int =
         curated={name: _stale_curated(graph, name) for name in names},
         tokens=foreseen.tokens,
         kept={} if run.config.curation.repeat is None else foreseen.kept,
-        epochs=_epochs(run, splits, foreseen.tokens) if outputs else {},
+        epochs=_epochs(graph, splits, foreseen.tokens) if outputs else {},
         flips=foreseen.flips,
         size_bytes=_size_bytes(graph, outputs),
     )
@@ -274,15 +276,22 @@ def _split_state(graph: Graph, source: SourcePlan, split: str) -> SplitState:
 
 
 def _epochs(
-    run: Run, splits: Sequence[SplitState], tokens: Mapping[str, tuple[int, int | None]]
+    graph: Graph, splits: Sequence[SplitState], tokens: Mapping[str, tuple[int, int | None]]
 ) -> dict[str, tuple[float | None, int]]:
+    run = graph.run
     prepared = {s.source: s.estimate.tokens for s in splits if s.split == "train" and s.estimate}
     stages = run_stages(run)
-    own = {s.name: s.max_epochs for stage in stages for s in stage.sources if s.max_epochs}
-    found: dict[str, tuple[float | None, int]] = {}
     made_by = run.loader
     if run.config.mixture.buckets.by:
         made_by = replace(made_by, phases=source_phases(made_by.phases))
+        if not any(state.key.endswith("/curated_manifest") for state in graph.not_current()):
+            inputs = plan_inputs(run, [*dict.fromkeys(split.source for split in splits)])
+            stages = inputs.stages
+            made_by = inputs.settings
+            sizes = {name: load_manifest(p).total_tokens for name, p in inputs.manifests.items()}
+            tokens = {name: (size, None) for name, size in sizes.items()}
+    own = {s.name: s.max_epochs for stage in stages for s in stage.sources if s.max_epochs}
+    found: dict[str, tuple[float | None, int]] = {}
     for name, count in sequences_read(stages, made_by).items():
         now, then = tokens.get(name, (0, None))
         size = then or now or prepared.get(name)

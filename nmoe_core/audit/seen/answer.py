@@ -137,16 +137,18 @@ def answer(run: Run, text: str, limit: int = 10, before_step: int | None = None)
             )
         steps = steps if before_step is None else before_step
         _check_indexed(stream, index)
-        read = set(stream.source_names)
-        places = [place for own in found if own.source in read for place in own.places()]
+        names = stream.sources_of_files()
+        read = [(names[own.part.token_file], own) for own in found if own.part.token_file in names]
+        places = [place for name, own in read for place in own.places(name)]
         stop = steps * plan.batch_size
         first = next(readings(stream, places, stop), None) if places else None
         listed = []
         for one in first_found:
-            numbers = readings(stream, [one.place], stop) if one.place.source in read else ()
+            path = one.part.token_file
+            place = Place(names.get(path, ""), path, one.start, one.end)
+            numbers = readings(stream, [place], stop) if path in names else ()
             rows = [
-                _reading(stream, n, plan.batch_size, one.place)
-                for n in islice(numbers, MAX_READINGS)
+                _reading(stream, n, plan.batch_size, place) for n in islice(numbers, MAX_READINGS)
             ]
             listed.append(hits.of(one, rows))
     first_step = None if first is None else first // plan.batch_size
@@ -202,7 +204,7 @@ class _Hits:
                 code="E-SEEN-CHANGED",
             )
         if file.rel not in self._known:
-            self._known[file.rel] = _parents(one.part.shard, one.place.path), file.ids()
+            self._known[file.rel] = _parents(one.part.shard, one.part.token_file), file.ids()
         parents, ids = self._known[file.rel]
         return Hit(
             source=file.source,

@@ -18,10 +18,6 @@ class Occurrence(NamedTuple):
     end: int
 
     @property
-    def place(self) -> Place:
-        return Place(self.part.shard.source, self.part.token_file, self.start, self.end)
-
-    @property
     def document(self) -> int:
         """Number, in the file, of the document of the occurrence."""
         return int(np.searchsorted(self.part.file.spans[:, 1], self.start, "right"))
@@ -37,18 +33,15 @@ class Spans(NamedTuple):
     tokens: np.ndarray
 
     @property
-    def source(self) -> str:
-        return self.part.shard.source
-
-    @property
     def num_documents(self) -> int:
         """Number of documents with an occurrence. A part holds complete documents, so no document
         is counted twice."""
         ends = self.part.file.spans[:, 1]
         return len(np.unique(np.searchsorted(ends, self.tokens[:, 0], "right")))
 
-    def places(self) -> Iterator[Place]:
-        """Merged token ranges: occurrences that overlap or touch are one place."""
+    def places(self, source: str) -> Iterator[Place]:
+        """Merged token ranges of a source of the plan: occurrences that overlap or touch are one
+        place."""
         if not len(self.tokens):
             return
         starts = self.tokens[:, 0]
@@ -58,7 +51,7 @@ class Spans(NamedTuple):
         last = np.append(cuts, len(starts)) - 1
         path = self.part.token_file
         for start, end in zip(starts[first].tolist(), ends[last].tolist()):
-            yield Place(self.source, path, start, end)
+            yield Place(source, path, start, end)
 
 
 def occurrences(found: Iterable[Spans], most: int | None = None) -> list[Occurrence]:

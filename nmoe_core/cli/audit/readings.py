@@ -149,8 +149,8 @@ def _show_difference(facts: dict[str, Any]) -> None:
         print(f"all {counted(shared['steps'], 'step')} that both have are equal")
     else:
         differ = counted(facts["steps_that_differ"], "step")
-        print(f"{counted(shared['steps'], 'step')} equal, then {differ} that differ, the first is")
-        print(f"step {facts['first_step']:,}")
+        first = f"the first is step {facts['first_step']:,}"
+        print(f"{counted(shared['steps'], 'step')} equal, then {differ} that differ; {first}")
     print(f"SHA-256 of the equal sequences: {shared['sha256_a']} (a)")
     print(f"{'':31} {shared['sha256_b']} (b)")
 

@@ -90,15 +90,15 @@ def as_numbers(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
 
 def escaped(text: str) -> str:
     """A value as a part of a bucket's name, which can stand in a path: other characters than
-    letters, digits, `.`, `-` and `_` become `=` and two hexadecimal digits per byte. Different
+    letters, digits, `.`, `-` and `_` become `~` and two hexadecimal digits per byte. Different
     values have different names; a long name ends with a digest."""
 
     def code(match: re.Match[str]) -> str:
-        return "".join(f"={byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
+        return "".join(f"~{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass"))
 
-    name = re.sub(r"[^A-Za-z0-9._-]", code, text) or "="
+    name = re.sub(r"[^A-Za-z0-9._-]", code, text) or "~"
     if re.fullmatch(r"\..*|none|rest|q\d+", name):  # names with a meaning, and hidden files
-        name = f"={ord(name[0]):02X}{name[1:]}"
+        name = f"~{ord(name[0]):02X}{name[1:]}"
     if len(name) <= _MOST_NAME:
         return name
     return f"{name[: _MOST_NAME - 9]}-{sha256(name.encode()).hexdigest()[:8]}"

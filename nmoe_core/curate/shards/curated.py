@@ -216,14 +216,15 @@ def shard_format(manifest: Manifest) -> ShardFormat:
 
 
 def bucket_parts(names: np.ndarray | None, count: int) -> dict[str, np.ndarray]:
-    """The numbers of the documents of each bucket, int64 `[documents]`, by name in the order of
-    names; without buckets (or documents) one part, without a name."""
+    """The numbers of the documents of each bucket, int64 `[documents]`, by name, in the order in
+    which the buckets' files are sorted; without buckets (or documents) one part, without a name."""
     if names is None or not count:
         return {"": np.arange(count)}
     found, codes = np.unique(names, return_inverse=True)
     order = np.argsort(codes, kind="stable")
     stops = np.cumsum(np.bincount(codes))
-    return dict(zip(found.tolist(), np.split(order, stops[:-1])))
+    parts = dict(zip(found.tolist(), np.split(order, stops[:-1])))
+    return {name: parts[name] for name in sorted(parts, key=lambda name: name.split("/"))}
 
 
 class _ShardCuration:

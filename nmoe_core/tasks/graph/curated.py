@@ -286,7 +286,7 @@ def loader_plan(run: Run, sources: list[str], valid_sources: list[str]) -> Look:
             then = _fields(read_file(path))
         except ValueError:
             then = {"plan": "unreadable"}
-    inputs: dict[str, str] = dict.fromkeys(_PLAN_DATA, "curated manifests")
+    inputs: dict[str, str] = dict.fromkeys(_PLAN_DATA, "curated manifests, or weights")
     old = {f"plan: {name}": value for name, value in (then or {}).items() if name not in inputs}
     new = {f"plan: {name}": value for name, value in now.items() if name not in inputs}
     return Look(then, now, old, new, inputs)

@@ -16,9 +16,11 @@ from nmoe_core.attributes.where import spellings
 from nmoe_core.base.errors import ConfigError, NmoeError, one_line
 from nmoe_core.config.run import Run
 from nmoe_core.config.tree import ShardPaths
+from nmoe_core.curate.shards.inputs import BUCKET
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.selection.expression import known_schema, require_columns
 from nmoe_core.tasks.selection.view import (
+    BUCKETS,
     DOCUMENTS,
     Schema,
     labelled,
@@ -40,13 +42,17 @@ class Answer(NamedTuple):
 
 def query(run: Run, sql: str) -> Answer:
     """Run a query over the view `documents`. The view has `source`, `shard`, `doc_id`, `ingest_id`
-    and every column of attributes, named `column` if this name is unique, else `attribute.column`,
-    as in `where`. Only columns that the query names are read; the query cannot read files or
-    settings. SQL ignores case, so if two columns differ only by case, a query can use only one of
-    them, and must spell its name exactly. Raises ConfigError if the text is not SQL, uses two such
-    columns, or cannot be run (E-SELECT-QUERY), and the errors of `require_columns`."""
+    and every column of attributes, with buckets also `bucket`, named `column` if this name is
+    unique, else `attribute.column`, as in `where`. Only columns that the query names are read; the
+    query cannot read files or settings. SQL ignores case, so if two columns differ only by case, a
+    query can use only one of them, and must spell its name exactly. Raises ConfigError if the text
+    is not SQL, uses two such columns, or cannot be run (E-SELECT-QUERY), and the errors of
+    `require_columns`."""
     text = sql.lower()
     schemas = {source.name: run_schema(run, source.name) for source in run_sources(run)}
+    if run.config.mixture.buckets.by:
+        more = {f"{BUCKETS}.{BUCKET}": pa.string()}
+        schemas = {name: own | more for name, own in schemas.items()}
     names = {label: name for name, label in _names(schemas.values()).items()}
     is_all = "*" in text.replace("count(*)", "")
     wanted = {k: v for k, v in names.items() if is_all or v.lower() in text}

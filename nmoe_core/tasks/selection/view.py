@@ -42,6 +42,7 @@ _SCORES: Schema = {
     "q_student": pa.float64(),
     "early_exit": pa.bool_(),
 }
+BUCKETS = "buckets"
 _TOPICS: Schema = {"topic": pa.uint16()}
 DOCUMENTS: Schema = {
     "source": pa.string(),
@@ -63,8 +64,8 @@ class Part(NamedTuple):
 
 
 def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None) -> dict[str, Part]:
-    """The attributes of a shard by name, all or only `names`. Raises FormatError (for quality and
-    topics CurationError) if a file is damaged or was made from other documents
+    """The attributes of a shard by name: only `names`, or all without buckets. Raises FormatError
+    (for quality and topics CurationError) if a file is damaged or was made from other documents
     (E-ATTRIBUTE-STALE)."""
     manifest = load_manifest(shard.manifest)
     wanted = None if names is None else set(names)
@@ -88,6 +89,9 @@ def shard_parts(run: Run, shard: ShardPaths, names: Iterable[str] | None = None)
             lambda: load_topics(shard, manifest).checksum,
             lambda columns: pa.table({"topic": load_topics(shard, manifest).topics}),
         )
+    # Buckets depend on the selection, so no rule reads them; they must be asked for by name.
+    if wanted is not None and BUCKETS in wanted and shard.buckets.is_file():
+        found[BUCKETS] = _of_file(shard.buckets, manifest, BUCKETS)
     return {name: part for name, part in found.items() if wanted is None or name in wanted}
 
 

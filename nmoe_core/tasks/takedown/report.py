@@ -145,8 +145,8 @@ def mask_plan(run: Run, path: Path, plan_path: Path, output: Path) -> Facts:
     output = output.absolute()
     require_one_place(output, plan.base)
     with closing(Stream(plan, "train")) as stream:
-        files = set(stream.files.paths())
-    tokens = [one.place for one in found if one.path in files]
+        names = stream.sources_of_files()
+    tokens = [one.place._replace(source=names[one.path]) for one in found if one.path in names]
     if not tokens:
         raise ConfigError(
             "the plan reads no document of the list",

@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,67 +29,21 @@ from nmoe_core.tasks import curate
 from nmoe_core.tasks.checks import check_curated
 from nmoe_core.tasks.selection.bucket_plan import bucket_paths
 from nmoe_core.tasks.shards import require_selectable
-from tests.core.curate.corpus import Corpus
-from tests.project import (
-    Project,
-    contents,
-    failing,
-    json_lines,
-    jsonl_source,
-    read_rows,
-    write_project,
+from tests.core.curate.bucketed import (
+    SETTINGS,
+    SOURCES,
+    WORDS,
+    Row,
+    bucket_project,
+    bucket_rows,
+    command,
+    curated,
 )
+from tests.core.curate.corpus import Corpus
+from tests.project import Project, contents, failing, json_lines, read_rows
 from tests.refusals import refused
 
 pytest.importorskip("duckdb")
-
-Row = dict[str, Any]
-SOURCES = ("web", "books")
-SETTINGS: dict[str, Any] = {
-    "seq_len": 16,
-    "batch_size": 4,
-    "on_exhaust": "wrap",
-    "grading": {"grader": "none"},
-    "attributes": {"use": ["signals"], "columns": ["lang"]},
-    "prep": {"min_doc_tokens": 1},
-    "curation": {"num_topics": 3, "order": "original", "where": "n_words > 4"},
-    "mixture": {"buckets": {"by": ["lang", "n_words:3"], "least_tokens": 200}},
-}
-
-
-_WORDS = [f"{a}{b}" for a in ("sea", "oil", "red", "law", "ant") for b in ("", "s", "man", "ful")]
-
-
-def _rows(source: str) -> list[Row]:
-    """Documents of 1 to 60 words; a language is rare, and one is missing."""
-    rng = random.Random(source)
-    return [
-        {
-            "id": f"{source}-{i}",
-            "text": " ".join(rng.choices(_WORDS, k=rng.randrange(1, 60))),
-            "lang": rng.choice(["en"] * 8 + ["de/at"] * 4 + [None] * 2 + ["fi"]),
-        }
-        for i in range(120)
-    ]
-
-
-def _project(directory: Path, settings: Mapping[str, Any] = SETTINGS) -> Project:
-    made = write_project(directory, [jsonl_source(n, _rows(n)) for n in SOURCES], settings)
-    _command(made, "prep-mixture")
-    _command(made, "attributes")
-    _command(made, "hydra", "grade")
-    return made
-
-
-def _command(project: Project, *verb: str, status: int = 0) -> None:
-    assert main([*verb, "--config", str(project.config)]) == status
-
-
-def _curate(project: Project) -> Run:
-    """Curate all sources and make the plan."""
-    _command(project, "curate", "shards")
-    curate.make_plan(project.run, SOURCES, [])
-    return project.run
 
 
 def _set(project: Project, old: str, new: str) -> None:
@@ -101,8 +54,8 @@ def _set(project: Project, old: str, new: str) -> None:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    made = _project(tmp_path_factory.mktemp("buckets"))
-    _curate(made)
+    made = bucket_project(tmp_path_factory.mktemp("buckets"))
+    curated(made)
     return made
 
 
@@ -118,7 +71,7 @@ def _tokens(run: Run, path: Path) -> dict[str, np.ndarray]:
 def _naive_buckets(run: Run) -> dict[str, list[str]]:
     """Ids of the kept documents of each bucket, in the order of the shards."""
     lengths = {s: _tokens(run, run.tree.manifest(s)) for s in SOURCES}
-    rows = {s: {r["id"]: r for r in _rows(s)} for s in SOURCES}
+    rows = {s: {r["id"]: r for r in bucket_rows(s)} for s in SOURCES}
     words = {s: {k: len(r["text"].split()) for k, r in rows[s].items()} for s in SOURCES}
     kept = [(s, k) for s in SOURCES for k in lengths[s] if words[s][k] > 4]
     by_words = sorted(words[s][k] for s, k in kept for _ in range(len(lengths[s][k])))
@@ -126,7 +79,7 @@ def _naive_buckets(run: Run) -> dict[str, list[str]]:
 
     cells: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for s, k in kept:
-        lang = (rows[s][k]["lang"] or "none").replace("/", "=2F")
+        lang = (rows[s][k]["lang"] or "none").replace("/", "~2F")
         part = 1 + sum(words[s][k] > bound for bound in bounds)
         cells[s, lang, f"q{part}"].append(k)
 
@@ -169,7 +122,7 @@ def test_the_sources_of_the_plan_are_the_buckets_of_a_naive_grouping(project: Pr
     made = {name: list(_tokens(run, path)) for name, path in _sources(run).items()}
     assert made == naive
     assert len(made) > 8
-    assert {"web/en/q1", "books/de=2Fat/q1"} <= set(made)
+    assert {"web/en/q1", "books/de~2Fat/q1"} <= set(made)
     assert any(name.endswith("/rest") for name in made)
     for source in SOURCES:
         assert all(check.passed for check in check_curated(run, source).values())
@@ -236,8 +189,8 @@ def test_the_loader_reads_each_bucket_in_its_order_at_any_world_size(project: Pr
 
 
 def test_weights_are_shares_of_tokens_and_a_file_may_set_them(tmp_path: Path) -> None:
-    project = _project(tmp_path)
-    run = _curate(project)
+    project = bucket_project(tmp_path)
+    run = curated(project)
     sizes = {n: load_manifest(path).total_tokens for n, path in _sources(run).items()}
     (stage,) = load_plan(run.tree.plan).stages
     for source in SOURCES:
@@ -263,17 +216,17 @@ def test_weights_are_shares_of_tokens_and_a_file_may_set_them(tmp_path: Path) ->
 
 
 def test_a_document_moves_bucket_and_only_its_buckets_change(tmp_path: Path) -> None:
-    project = _project(tmp_path)
-    _curate(project)
+    project = bucket_project(tmp_path)
+    curated(project)
     before = contents(tmp_path / "out")
-    _curate(project)
+    curated(project)
     assert contents(tmp_path / "out") == before
 
-    rows = _rows("web")
+    rows = bucket_rows("web")
     moved = next(i for i, row in enumerate(rows) if row["lang"] == "en" and len(row["text"]) > 90)
     rows[moved]["lang"] = "de/at"
-    assert _changed_by(project, rows) == {"en", "de=2Fat"}
-    rows.append({"id": "web-new", "text": " ".join(_WORDS * 2), "lang": "fi"})
+    assert _changed_by(project, rows) == {"en", "de~2Fat"}
+    rows.append({"id": "web-new", "text": " ".join(WORDS * 2), "lang": "fi"})
     assert _changed_by(project, rows) == {"rest"}  # the rare languages are merged
     found = contents(tmp_path / "out" / "mixture")
     assert found["buckets.json"] == before["mixture/buckets.json"]
@@ -285,8 +238,8 @@ def _changed_by(project: Project, rows: list[Row]) -> set[str]:
     digests = {name: load_manifest(path).content_digest() for name, path in sources}
     (project.directory / "in/web.jsonl").write_text(json_lines(rows))
     for verb in (["prep-mixture"], ["attributes"], ["hydra", "grade"]):
-        _command(project, *verb)
-    _curate(project)
+        command(project, *verb)
+    curated(project)
     sources = _sources(project.run).items()
     after = {name: load_manifest(path).content_digest() for name, path in sources}
     assert after.keys() == digests.keys()
@@ -299,18 +252,18 @@ def _changed_by(project: Project, rows: list[Row]) -> set[str]:
 
 def test_without_buckets_again_their_manifests_are_removed(tmp_path: Path) -> None:
     plain = {k: v for k, v in SETTINGS.items() if k != "mixture"}
-    project = _project(tmp_path, plain)
-    _curate(project)
+    project = bucket_project(tmp_path, plain)
+    curated(project)
     before = contents(tmp_path / "out", "*.npy")
     first = load_plan(project.run.tree.plan)
     project.config.write_text(
         project.config.read_text() + '\n[mixture.buckets]\nby = ["lang"]\nleast_tokens = 200\n'
     )
-    run = _curate(project)
+    run = curated(project)
     assert {s.name for s in load_plan(run.tree.plan).sources} > {"web/en", "books/en"}
     assert run.tree.bucket_manifests("web")
     _set(project, 'by = ["lang"]', "by = []")
-    run = _curate(project)
+    run = curated(project)
     assert contents(tmp_path / "out", "*.npy") == before
     assert load_plan(run.tree.plan).plan_hash == first.plan_hash
     assert not run.tree.bucket_manifests("web")
@@ -319,12 +272,12 @@ def test_without_buckets_again_their_manifests_are_removed(tmp_path: Path) -> No
 def test_another_refit_or_setting_defines_the_buckets_again(tmp_path: Path) -> None:
     from nmoe_core.tasks.selection.buckets import fit_buckets
 
-    project = _project(tmp_path)
-    run = _curate(project)
+    project = bucket_project(tmp_path)
+    run = curated(project)
     assert fit_buckets(run, SOURCES).facts["changed"] is False
     assert fit_buckets(run, SOURCES, refit=True).facts["changed"] is False  # the same documents
     _set(project, "least_tokens = 200", 'least_tokens = "1K"')
-    _curate(project)
+    curated(project)
     sizes = [load_manifest(path).total_tokens for path in _sources(run).values()]
     assert min(sizes) >= 1000
 
@@ -424,7 +377,7 @@ def test_an_exported_bucket_has_the_columns_of_its_own_documents(
     project: Project, tmp_path: Path, form: Form
 ) -> None:
     run = project.run
-    languages = {row["id"]: row["lang"] for row in _rows("web")}
+    languages = {row["id"]: row["lang"] for row in bucket_rows("web")}
     for name, path in bucket_paths(run, "web").items():
         export(path, tmp_path / name, form)
         ids: list[str] = []
@@ -515,8 +468,8 @@ def test_small_combinations_are_merged_from_the_last_part() -> None:
 
 
 def test_names_of_values_differ_and_fit_into_paths() -> None:
-    values = ["", "none", "rest", "q1", ".", "..", "a/b", "a=2Fb", "=6Eone", "é", "A b", "x" * 99]
-    values += ["x" * 98, "=", "q", "q1x"]
+    values = ["", "none", "rest", "q1", ".", "..", "a/b", "a~2Fb", "~6Eone", "é", "A b", "x" * 99]
+    values += ["x" * 98, "=", "~", "q", "q1x"]
     names = [escaped(value) for value in values]
     assert len(set(names)) == len(names)
     assert not {"none", "rest", "q1", ""} & set(names)

@@ -139,7 +139,10 @@ class _Search:
             fits[num_tokens] = Fit(mixtures, losses[num_tokens], self.weights, self.seed)
         fit = fits[self.settings.tokens]
         proposal = fit.propose(self.most)
-        proposed = proposal.shares if fit.has_effect else self.shares
+        proposed = self.shares
+        if fit.has_effect:  # a plan refuses a source with a weight and no sequence
+            least = np.maximum(proposal.shares, 1 / self.plan.num_sequences)
+            proposed = within(least, self.most)
         tested = self._tested(proposed)
         found = {
             "format": FORMAT,
@@ -156,7 +159,7 @@ class _Search:
                     "plan": round(float(self.shares[k]), 4),
                     "natural": round(float(self.natural[k]), 4),
                     "most": round(float(self.most[k]), 4),
-                    "proposed": round(float(proposed[k]), 4),
+                    "proposed": round(float(proposed[k]), 6),
                     "ci95": [round(float(end[k]), 4) for end in (proposal.low, proposal.high)],
                 }
                 for k, name in enumerate(self.names)

@@ -6,6 +6,7 @@ repeated with more runs, trains only what is missing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -76,11 +77,12 @@ class Bench:
         drawn = [self._windows(run) for run in runs]
         steps = [self._steps(run, len(windows)) for run, windows in zip(runs, drawn)]
         if min(steps) < _MIN_STEPS:
+            times = math.ceil(10 * _MIN_STEPS / max(1, min(steps))) / 10
             raise CurationError(
                 "a mixture is too short to train on",
                 found=f"{min(steps)} steps of {BATCH * CONTEXT} bytes",
                 expected=f"at least {_MIN_STEPS}",
-                do="set a higher --tokens",
+                do=f"set --tokens {times} times as high",
                 code="E-MIX-TEXT",
             )
         work = [

@@ -145,6 +145,7 @@ def _too_few(where: str, found: str, expected: str) -> CurationError:
         where=where,
         found=found,
         expected=expected,
-        do="prepare more documents, or give the source weight 0",
+        do="prepare more documents, give the source weight 0, or merge small buckets by a higher "
+        "least_tokens in [mixture.buckets]",
         code="E-MIX-TEXT",
     )

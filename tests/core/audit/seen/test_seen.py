@@ -138,8 +138,7 @@ def test_every_sentence_of_the_texts_is_found_where_it_is_and_no_other(
         found = occurrences(index.find(sentence))
         assert len(found) == sum(text.count(sentence) for text in TEXTS)
         for one in found:
-            path = one.place.path
-            tokens = np.load(path)[one.start : one.end]
+            tokens = np.load(one.part.token_file)[one.start : one.end]
             assert sentence in tokenizer.decode(tokens)
     for sentence in sentences(2, 100):
         words = sentence.split(" ")
@@ -153,10 +152,10 @@ def test_places_that_overlap_or_touch_are_one_place_of_the_same_tokens(
 ) -> None:
     part = Index(runs["pieces"]).parts[0]
     tokens = np.array([[2, 9], [3, 5], [4, 6], [9, 11], [12, 14], [30, 31]])
-    places = list(Spans(part, tokens).places())
+    places = list(Spans(part, tokens).places("web"))
     assert [(one.start, one.end) for one in places] == [(2, 11), (12, 14), (30, 31)]
     assert {(one.source, one.path) for one in places} == {("web", part.token_file)}
-    assert list(Spans(part, tokens[:0]).places()) == []
+    assert list(Spans(part, tokens[:0]).places("web")) == []
 
 
 def test_the_steps_are_those_whose_rows_the_loader_gives(runs: dict[str, Run]) -> None:
