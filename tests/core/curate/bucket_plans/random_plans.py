@@ -33,8 +33,8 @@ def random_settings(rng: random.Random, corpus: Corpus, sizes: dict[str, int]) -
         chosen = [name for name in corpus.sources if name in some]
         length = round(passes * rng.choice([0.2, 0.5, 0.5, 0.9, 2.0]))
         most = 6000 if rng.random() < 0.05 else 700
-        length = min(max(length, batch_size, len(sizes) + 1), most)
-        found.stages.append((length, {name: rng.choice([1, 2, 3.5, 10]) for name in chosen}))
+        length = min(max(length, batch_size, 4 * len(sizes)), most)
+        found.stages.append((length, {name: rng.choice([1, 2, 3.5]) for name in chosen}))
     listed = {name for _, weights in found.stages for name in weights}
     found.epochs = {name: rng.choice([0, 0, 0, 2, 9, 40]) for name in sorted(listed)}
     found.epochs = {name: epochs for name, epochs in found.epochs.items() if epochs}
@@ -49,7 +49,7 @@ def random_settings(rng: random.Random, corpus: Corpus, sizes: dict[str, int]) -
     for start in sorted(starts):
         of = rng.sample([*sorted(listed), *named], min(3, len(named)))
         phase: dict[str, Any] = {"start_step": start, "lr_scale": rng.choice([0.5, 0.1])}
-        phase["dataset_weights"] = {name: rng.choice([0.0, 0.5, 1.0, 20.0]) for name in of}
+        phase["dataset_weights"] = {name: rng.choice([0.0, 0.5, 1.0, 4.0]) for name in of}
         found.phases.append(phase | {"inherit": rng.choice(["original", "original", "zero"])})
     return found
 
