@@ -81,7 +81,14 @@ def certify(before: LoaderPlan, after: LoaderPlan, step: int) -> Certificate:
         if before.batch_size != after.batch_size or not 0 <= n <= old.num_sequences:
             raise _refused("step", ends, f"at least {n}")
         if new.num_sequences < n + after.batch_size:
-            raise _refused("plan_after", ends, f"a step after sequence {n}")
+            raise PlanError(
+                f"a source ends before step {step + 1} of the changed run",
+                where=after.plan_id,
+                found=f"{new.num_sequences} sequences",
+                expected=f"at least {n + after.batch_size}: on_exhaust is 'first_exhausted'",
+                do="give weight 0 to the source that has no windows left",
+                code="E-PLAN-SHORT",
+            )
         digests = [s.schedule.past_digest(s.source_names, n) for s in (old, new)]
         if digests[0] != digests[1]:
             raise _refused("prefix_sha256", digests[1], digests[0])

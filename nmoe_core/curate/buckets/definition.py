@@ -84,8 +84,8 @@ class Column:
 
 
 def as_numbers(values: pa.ChunkedArray | pa.Array) -> np.ndarray:
-    """Numbers as float64 `[N]`, NaN for a missing value."""
-    return values.cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
+    """Numbers as float64 `[N]`, rounded if they are above 2**53; NaN for a missing value."""
+    return values.cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy(zero_copy_only=False)
 
 
 def escaped(text: str) -> str:

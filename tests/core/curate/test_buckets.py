@@ -481,6 +481,12 @@ def test_quantiles_and_values_of_columns_name_missing_values() -> None:
     number = Column("a.x", 3, (1.0, 2.0))
     found = number.names(pa.chunked_array([[0.5, 1.0, 1.5], [2.0, 9.0, None, float("nan")]]))
     assert found.tolist() == ["q1", "q1", "q2", "q2", "q3", "none", "none"]
+    times = Column("a.t", 2, (float(2**60),))  # nanoseconds, which a float64 rounds
+    assert times.names(pa.array([2**60 - 9999, 2**60 + 9999, None])).tolist() == [
+        "q1",
+        "q2",
+        "none",
+    ]
     text = Column("a.y", terms={"3": "3-sea"})
     assert text.names(pa.array([3, None, 4])).tolist() == ["3-sea", "none", "4"]
     assert text.names(pa.array([True, None])).tolist() == ["true", "none"]

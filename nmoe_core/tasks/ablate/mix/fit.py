@@ -8,7 +8,7 @@ target's loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,7 +65,9 @@ class Fit:
         seed: Seed of folds and draws.
 
     Attributes:
-        family: The name of the chosen family.
+        family: The name of the chosen family: that with the lowest error. Interactions are chosen
+            only if few runs could not have made them better by chance: the fewer runs they have per
+            feature, the wider are the intervals of their effects.
         errors: Mean squared error of each family on runs that were left out, as a share of the
             error of the mean of the other runs; `constant` has 1.
     """
@@ -80,10 +82,9 @@ class Fit:
         left_out = {name: self._left_out(name) for name in FAMILIES}
         scale = (left_out["constant"] ** 2).mean(0)
         scale[scale == 0] = 1.0
-        self.errors = {
-            name: float(((found**2).mean(0) / scale) @ weights) for name, found in left_out.items()
-        }
-        self.family = min(self.errors, key=lambda name: self.errors[name])
+        squares = {name: (found**2 / scale) @ weights for name, found in left_out.items()}
+        self.errors = {name: float(found.mean()) for name, found in squares.items()}
+        self.family = _chosen(squares)
         self._residuals = left_out[self.family]
         self._features = FAMILIES[self.family]
         self._predict = _ridge(self._features(shares), self._logs)
@@ -170,6 +171,17 @@ class Fit:
             predict = _ridge(features[kept], self._logs[kept])
             found[out] = self._logs[out] - predict(features[out])
         return found
+
+
+def _chosen(squares: Mapping[str, np.ndarray]) -> str:
+    """The family with the lowest mean of the squared errors `[runs]`; interactions, which have the
+    most features, only if they are better than all others by more than one standard error."""
+    ranked = sorted(squares, key=lambda name: squares[name].mean())
+    best, second = ranked[:2]
+    if best != "interactions" or second == "constant":
+        return best
+    gain = squares[second] - squares[best]
+    return best if gain.mean() > gain.std(ddof=1) / len(gain) ** 0.5 else second
 
 
 def _ridge(features: np.ndarray, logs: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

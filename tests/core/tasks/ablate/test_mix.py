@@ -93,6 +93,18 @@ def test_a_source_that_helps_is_found_in_19_of_20_corpora_and_the_others_are_not
     assert false <= 1
 
 
+def test_interactions_that_few_runs_show_by_chance_do_not_hide_the_source_that_helps() -> None:
+    """Losses of decoders with text of three sources, of which the second has the target's words."""
+    plan = np.array([0.5373, 0.1922, 0.2705])
+    losses = [4.7086, 4.4266, 6.1528, 4.002, 4.8099, 4.215]
+    losses += [5.2725, 4.8905, 4.3955, 4.0438, 4.5487, 4.1931]
+    fit = Fit(draw_mixtures(plan, np.ones(3), 12, 100), np.array([losses]).T, np.ones(1), 100)
+    effects = fit.effects(plan)[:, 0]
+    assert fit.errors["interactions"] < fit.errors["shares"] < fit.errors["constant"]
+    assert fit.family == "shares"
+    assert (effects[:, 2] < 0).tolist() == [False, True, False]
+
+
 def test_chance_alone_is_seldom_told_as_an_effect() -> None:
     told = 0
     for seed in range(20):
