@@ -108,8 +108,13 @@ class KeyWriter:
 
 
 def seal_keys(directory: Path, made_from: dict[str, Any]) -> None:
-    """Record from which settings the files of a directory were made, and their digests."""
-    digests = {path.name: sha256_file(path) for path in sorted(directory.iterdir())}
+    """Make the files of a directory durable, and record their digests and the settings from which
+    they were made."""
+    digests = {}
+    for path in sorted(directory.iterdir()):
+        digests[path.name] = sha256_file(path)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
     write_json(directory / _DONE_NAME, sealed({"made_from": made_from, "files": digests}))
 
 
