@@ -4,14 +4,24 @@ changes of a file, and their own process is killed: the next run gives the undis
 import gc
 import os
 import random
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.crash.disk import ERRORS, KILL, POWER_CUT
 from tests.crash.project import Twice
 from tests.crash.test_every_writer import Writers
-from tests.crash.transform_writers import KIND_WRITERS
+from tests.crash.transform_writers import (
+    KIND_WRITERS,
+    OF_ATTRIBUTE,
+    OF_TRANSFORM,
+    kill_in_call,
+    killed_in,
+    measure,
+    prep,
+)
 
 pytest.importorskip("ftfy")
 pytest.importorskip("numba")
@@ -21,6 +31,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+OF_FUNCTIONS = {OF_TRANSFORM: prep, OF_ATTRIBUTE: measure}
+WORKERS = ("--set prep.workers=2", "--set compute.workers=2")
 FEW = 1
 MANY = 40
 
@@ -35,11 +47,15 @@ def writers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writers]:
     gc.collect()  # files of the killed, while their warnings are still ignored
 
 
-def _disturb(writers: Writers, name: str, times: int) -> None:
-    """Disturb a writer at random places, by an error and by an end of the process each time."""
+def _rng(name: str) -> random.Random:
     seed = os.environ.get("CRASH_SEED", "0")
     print(f"CRASH_SEED={seed}")
-    rng = random.Random(seed + name)
+    return random.Random(seed + name)
+
+
+def _disturb(writers: Writers, name: str, times: int) -> None:
+    """Disturb a writer at random places, by an error and by an end of the process each time."""
+    rng = _rng(name)
     num_changes = len(writers.undisturbed(name, KIND_WRITERS[name]).changes)
     for _ in range(times):
         for ways in (ERRORS, (KILL, POWER_CUT)):
@@ -61,3 +77,30 @@ def test_texts_that_are_changed_are_whole_after_many_disturbed_runs(
     writers: Writers, name: str
 ) -> None:
     _disturb(writers, name, MANY)
+
+
+def _wait_for_end(process: int) -> None:
+    while Path(f"/proc/{process}").exists():
+        time.sleep(0.05)
+
+
+_WORKER = pytest.param("getppid", id="worker", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("victim", [pytest.param("getpid", id="function"), _WORKER])
+@pytest.mark.parametrize("name", OF_FUNCTIONS)
+def test_a_kill_of_a_functions_process_or_its_worker_is_one_error_and_the_next_run_completes(
+    writers: Writers, name: str, victim: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = writers.twice.work
+    number = _rng(name).randint(1, 2)
+    writers.put_back(name, KIND_WRITERS[name])
+    kill_in_call(work, victim, number)
+    capsys.readouterr()
+    assert OF_FUNCTIONS[name](work, *WORKERS) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "ERROR" in one]
+    is_function = victim == "getpid"
+    assert line.startswith(f"ERROR [E-{'FUNCTION' if is_function else 'WORKER'}-LOST]"), line
+    assert "SIGKILL" in line or not is_function
+    _wait_for_end(killed_in(work))
+    writers.completed(name, KIND_WRITERS[name], f"{name}: kill of {victim} in call {number}")

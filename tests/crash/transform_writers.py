@@ -17,10 +17,28 @@ from tests.crash.writers import Views, Writer, attribute_rows, shards, tree_of
 from tests.project import json_lines, toml
 
 _FUNCTIONS = """
+import os, signal, time
+from contextlib import suppress
+from pathlib import Path
+
+def die():
+    for victim in ("getpid", "getppid"):
+        calls = sorted(Path(__file__).with_name(victim).glob("*"))
+        if not calls:
+            continue
+        with suppress(FileNotFoundError):  # by the function of another worker
+            calls[0].rmdir()
+            if len(calls) == 1:
+                Path(__file__).with_name(f"was-{os.getpid()}").mkdir()
+                os.kill(getattr(os, victim)(), signal.SIGKILL)
+                time.sleep(600)
+
 def shorten(batch):
+    die()
     return [[(0, 5, "", "start")] if len(text) % 3 else None for text in batch.texts]
 
 def measure(batch):
+    die()
     return {"num_lines": [1 + text.count(chr(10)) for text in batch.texts]}
 """
 _OWN = {"path": "own"}
@@ -83,21 +101,34 @@ def _configure(project: Path, tables: Mapping[str, Any]) -> None:
     (project / "own" / "mine.py").write_text(_FUNCTIONS, "utf-8")
 
 
-def _prep(project: Path, task: str = "prep-mixture") -> int:
+def kill_in_call(project: Path, victim: str, number: int) -> None:
+    """Let a call of a function kill its own process, `getpid`, or the worker's, `getppid`."""
+    for i in range(number):
+        (project / "own" / victim / str(i)).mkdir(parents=True)
+
+
+def killed_in(project: Path) -> int:
+    """The process of the function that did it."""
+    (mark,) = (project / "own").glob("was-*")
+    mark.rmdir()
+    return int(mark.name.removeprefix("was-"))
+
+
+def prep(project: Path, *flags: str) -> int:
     """In small blocks, with a commit of the journal after each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nmoe_core.sources.jsonl.BLOCK_BYTES", 50_000)
         patch.setattr("nmoe_core.prep.incremental.shared_keys._PART_BYTES", 50_000)
         patch.setattr("nmoe_core.prep.incremental.shared_keys._HELD_BYTES", 20_000)
         patch.setattr(Journal, "commit_if_due", Journal.commit)
-        return run_task(project, task)
+        return run_task(project, " ".join(["prep-mixture", *flags]))
 
 
 def _prepared(tables: list[dict[str, Any]], project: Path) -> None:
     """Shards of some documents; then some go, some change, and others come."""
     _configure(project, {"transforms": tables})
     _write_rows(project, 0, _NUM_OLD)
-    assert _prep(project, "prep-mixture --force") == 0
+    assert prep(project, "--force") == 0
     for table in tables:
         assert changed_spans(project, table["kind"]) > 0, table
     _write_rows(project, 15, _NUM_NEW, " And more.")
@@ -116,10 +147,15 @@ def _measured(project: Path) -> None:
     table = {"function": "mine:measure", "columns": {"num_lines": "int"}, **_OWN}
     _configure(project, {"attributes": {"score": table}})
     _write_rows(project, 0, _NUM_OLD)
-    assert _prep(project, "prep-mixture --force") == 0
-    assert run_task(project, "attributes --only score") == 0
+    assert prep(project, "--force") == 0
+    assert measure(project) == 0
     _write_rows(project, 15, _NUM_NEW, " And more.")
-    assert _prep(project) == 0
+    assert prep(project) == 0
+
+
+def measure(project: Path, *flags: str) -> int:
+    """Make the attribute."""
+    return run_task(project, " ".join(["attributes --only score", *flags]))
 
 
 def _scores(project: Path) -> Views:
@@ -127,11 +163,13 @@ def _scores(project: Path) -> Views:
 
 
 def _transforming(tables: list[dict[str, Any]], **more: Any) -> Writer:
-    return Writer(_prep, shards, partial(_prepared, tables), **more)
+    return Writer(prep, shards, partial(_prepared, tables), **more)
 
 
+OF_TRANSFORM = "prep-mixture of function"
+OF_ATTRIBUTE = "attributes of function"
 KIND_WRITERS = {
     **{f"prep-mixture of {kind}": _transforming(tables) for kind, tables in KINDS.items()},
-    "attributes of function": Writer(partial(run_task, task="attributes --only score"), _scores, _measured),
+    OF_ATTRIBUTE: Writer(measure, _scores, _measured),
 }
 SEVERAL_WRITERS = {"prep-mixture of transforms": _transforming(_SEVERAL)}
