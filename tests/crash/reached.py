@@ -21,6 +21,14 @@ _BY_WRITER = {
         "nmoe_core.shards.writer:ShardWriter.add_file",
         "nmoe_core.shards.writer:ShardWriter.commit",
     ),
+    "prep-mixture of transforms": (
+        "nmoe_core.prep.incremental.known_keys:KeyWriter.__init__",
+        "nmoe_core.prep.incremental.known_keys:keep_keys",
+        "nmoe_core.prep.incremental.known_keys:seal_keys",
+        "nmoe_core.prep.incremental.shared_keys:_Parts._flush",
+        "nmoe_core.prep.incremental.shared_keys:_save",
+        "nmoe_core.prep.incremental.shared_keys:find_shared",
+    ),
     "hydra slices": (
         "nmoe_core.labels.slices:_combine_split",
         "nmoe_core.labels.slices:_combining",
@@ -260,14 +268,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_a_second_fetch_copies_only_damaged_or_missing_files": (
         "loader.files.block_cache:BlockCache.is_whole",
-    ),
-    "test_a_run_that_is_killed_is_continued_to_the_same_bytes": (
-        "nmoe_core.prep.incremental.known_keys:KeyWriter.__init__",
-        "nmoe_core.prep.incremental.known_keys:keep_keys",
-        "nmoe_core.prep.incremental.known_keys:seal_keys",
-        "nmoe_core.prep.incremental.shared_keys:_Parts._flush",
-        "nmoe_core.prep.incremental.shared_keys:_save",
-        "nmoe_core.prep.incremental.shared_keys:find_shared",
     ),
     "test_a_damaged_memory_only_makes_the_walk_slower": (
         "nmoe_core.tasks.graph.looked:Looked.keep",

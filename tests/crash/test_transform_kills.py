@@ -22,6 +22,7 @@ from tests.crash.transform_writers import (
     measure,
     prep,
 )
+from tests.project import full_disk
 
 pytest.importorskip("ftfy")
 pytest.importorskip("numba")
@@ -104,3 +105,18 @@ def test_a_kill_of_a_functions_process_or_its_worker_is_one_error_and_the_next_r
     assert "SIGKILL" in line or not is_function
     _wait_for_end(killed_in(work))
     writers.completed(name, KIND_WRITERS[name], f"{name}: kill of {victim} in call {number}")
+
+
+@pytest.mark.parametrize("num_bytes", [200, 3000, 10_000])
+def test_a_disk_that_is_full_for_any_library_is_one_error_that_names_the_file(
+    writers: Writers, num_bytes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "prep-mixture of passages"
+    writers.put_back(name, KIND_WRITERS[name])
+    capsys.readouterr()
+    with full_disk(num_bytes):
+        assert prep(writers.twice.work) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "ERROR" in one]
+    assert line.startswith(f"ERROR [E-IO]: {writers.twice.work}/")
+    assert "File too large" in line
+    writers.completed(name, KIND_WRITERS[name], f"no file over {num_bytes} bytes")

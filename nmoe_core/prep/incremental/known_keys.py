@@ -16,7 +16,7 @@ import numpy as np
 
 from loader.files.checksummed_json import sealed
 from loader.files.regular import regular
-from nmoe_core.base.atomic import write_json
+from nmoe_core.base.atomic import named_errors, write_json
 from nmoe_core.base.fingerprint import read_sealed, sha256_file
 from nmoe_core.prep.incremental.reuse import LineMatch, find_keys
 
@@ -94,17 +94,21 @@ class KeyWriter:
         records = np.empty(len(counts), _RECORD)
         records["key"] = found.names[is_named]
         records["end"] = self._end + np.cumsum(counts)
-        records.tofile(self._records)
-        found.hashes[np.repeat(is_named, found.counts)].tofile(self._hashes)
+        hashes = found.hashes[np.repeat(is_named, found.counts)]
+        for file, values in ((self._records, records), (self._hashes, hashes)):
+            with named_errors(file.name):
+                file.write(values.data)
         self._end += int(counts.sum())
 
     def close(self) -> None:
         """Close the files, and write the index."""
-        self._records.close()
-        self._hashes.close()
+        for file in (self._records, self._hashes):
+            with named_errors(file.name):
+                file.close()
         firsts = _mapped(self._records_path).view(_RECORD)["key"][:, 0]
         order = np.argsort(firsts, kind="stable")
-        np.stack([firsts[order], order.astype(np.uint64)]).tofile(self._by_key_path)
+        with named_errors(self._by_key_path):
+            self._by_key_path.write_bytes(np.stack([firsts[order], order.astype(np.uint64)]).data)
 
 
 def seal_keys(directory: Path, made_from: dict[str, Any]) -> None:
