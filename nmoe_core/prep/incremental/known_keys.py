@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -101,24 +101,26 @@ class KeyWriter:
         self._end += int(counts.sum())
 
     def close(self) -> None:
-        """Close the files, and write the index."""
-        for file in (self._records, self._hashes):
-            with named_errors(file.name):
-                file.close()
+        """Write the index, and make the files durable."""
+        _finish(self._records)
+        _finish(self._hashes)
         firsts = _mapped(self._records_path).view(_RECORD)["key"][:, 0]
         order = np.argsort(firsts, kind="stable")
-        with named_errors(self._by_key_path):
-            self._by_key_path.write_bytes(np.stack([firsts[order], order.astype(np.uint64)]).data)
+        by_key = np.stack([firsts[order], order.astype(np.uint64)])
+        with named_errors(self._by_key_path), open(self._by_key_path, "wb") as file:
+            file.write(by_key.data)
+            _finish(file)
+
+
+def _finish(file: IO[bytes]) -> None:
+    with named_errors(file.name), file:
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def seal_keys(directory: Path, made_from: dict[str, Any]) -> None:
-    """Make the files of a directory durable, and record their digests and the settings from which
-    they were made."""
-    digests = {}
-    for path in sorted(directory.iterdir()):
-        digests[path.name] = sha256_file(path)
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
+    """Record from which settings the files of a directory were made, and their digests."""
+    digests = {path.name: sha256_file(path) for path in sorted(directory.iterdir())}
     write_json(directory / _DONE_NAME, sealed({"made_from": made_from, "files": digests}))
 
 
