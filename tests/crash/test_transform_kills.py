@@ -17,6 +17,7 @@ from tests.crash.transform_writers import (
     KIND_WRITERS,
     OF_ATTRIBUTE,
     OF_TRANSFORM,
+    SEVERAL_WRITERS,
     kill_in_call,
     killed_in,
     measure,
@@ -34,8 +35,9 @@ pytestmark = [
 ]
 OF_FUNCTIONS = {OF_TRANSFORM: prep, OF_ATTRIBUTE: measure}
 WORKERS = ("--set prep.workers=2", "--set compute.workers=2")
+WRITERS = KIND_WRITERS | SEVERAL_WRITERS
 FEW = 1
-MANY = 40
+MANY = 20
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +59,11 @@ def _rng(name: str) -> random.Random:
 def _disturb(writers: Writers, name: str, times: int) -> None:
     """Disturb a writer at random places, by an error and by an end of the process each time."""
     rng = _rng(name)
-    num_changes = len(writers.undisturbed(name, KIND_WRITERS[name]).changes)
+    num_changes = len(writers.undisturbed(name, WRITERS[name]).changes)
     for _ in range(times):
         for ways in (ERRORS, (KILL, POWER_CUT)):
             place = rng.randint(1, num_changes)
-            writers.disturbed(name, KIND_WRITERS[name], place, rng.choice(ways))
+            writers.disturbed(name, WRITERS[name], place, rng.choice(ways))
 
 
 @pytest.mark.parametrize("name", KIND_WRITERS)
@@ -73,7 +75,7 @@ def test_texts_that_are_changed_are_whole_after_a_disturbed_run(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", KIND_WRITERS)
+@pytest.mark.parametrize("name", WRITERS)
 def test_texts_that_are_changed_are_whole_after_many_disturbed_runs(
     writers: Writers, name: str
 ) -> None:
