@@ -5,6 +5,7 @@ _BY_WRITER = {
         "nmoe_core.base.fingerprint:keep_digests",
         "nmoe_core.prep.incremental.existing:retire_beside",
         "nmoe_core.prep.incremental.existing:swap_in",
+        "nmoe_core.prep.incremental.tables:_save",
         "nmoe_core.prep.incremental.tables:join_tables",
         "nmoe_core.prep.journal:Journal.remove",
         "nmoe_core.prep.one_pass:Pass._find_known",
@@ -23,6 +24,7 @@ _BY_WRITER = {
     ),
     "prep-mixture of transforms": (
         "nmoe_core.prep.incremental.known_keys:KeyWriter.__init__",
+        "nmoe_core.prep.incremental.known_keys:KeyWriter.close",
         "nmoe_core.prep.incremental.known_keys:keep_keys",
         "nmoe_core.prep.incremental.known_keys:seal_keys",
         "nmoe_core.prep.incremental.shared_keys:_Parts._flush",
