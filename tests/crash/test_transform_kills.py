@@ -66,7 +66,14 @@ def _disturb(writers: Writers, name: str, times: int) -> None:
             writers.disturbed(name, WRITERS[name], place, rng.choice(ways))
 
 
-@pytest.mark.parametrize("name", KIND_WRITERS)
+_SAME_CODE = ("prep-mixture of lines fineweb", "prep-mixture of lines refinedweb")  # as of c4
+_EACH = [
+    pytest.param(name, marks=pytest.mark.long) if name in _SAME_CODE else name
+    for name in KIND_WRITERS
+]
+
+
+@pytest.mark.parametrize("name", _EACH)
 def test_texts_that_are_changed_are_whole_after_a_disturbed_run(
     writers: Writers, name: str
 ) -> None:
@@ -109,7 +116,7 @@ def test_a_kill_of_a_functions_process_or_its_worker_is_one_error_and_the_next_r
     writers.completed(name, KIND_WRITERS[name], f"{name}: kill of {victim} in call {number}")
 
 
-@pytest.mark.parametrize("num_bytes", [200, 3000, 10_000])
+@pytest.mark.parametrize("num_bytes", [200, pytest.param(3000, marks=pytest.mark.long), 10_000])
 def test_a_disk_that_is_full_for_any_library_is_one_error_that_names_the_file(
     writers: Writers, num_bytes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
