@@ -6,6 +6,7 @@ main(["prep-mixture", "--config", str(project.config)])
 
 import json
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -101,6 +102,17 @@ def failing(failpoint: str) -> Iterator[None]:
         patch.setattr("nmoe_core.base.atomic._steps", Counter())
         patch.setenv("NMOE_FAILPOINT", failpoint)
         yield
+
+
+@contextmanager
+def full_disk(num_bytes: int) -> Iterator[None]:
+    """In the block no file gets longer, whatever library writes it: the system says EFBIG."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 class _Server(ThreadingHTTPServer):

@@ -141,6 +141,16 @@ def _reads_any_file(call: ast.Call) -> bool:
     )
 
 
+def test_no_array_is_written_through_buffers_of_c_which_hide_a_full_disk() -> None:
+    found = [
+        f"{_name(path)}: {line.strip()}"
+        for path in MODULES
+        for line in path.read_text("utf-8").splitlines()
+        if re.search(r"\.tofile\(|np\.savez?\((?!payload)", line)
+    ]
+    assert found == []
+
+
 def test_no_work_is_put_off_in_a_comment() -> None:
     marks = ("TODO", "FIXME", "XXX")
     texts = {_name(path): path.read_text("utf-8") for path in MODULES}

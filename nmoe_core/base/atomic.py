@@ -26,6 +26,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from nmoe_core.base.bucket.paths import bucket_of, local_path
 from nmoe_core.base.bucket.scope import TMP_MARK as TMP_MARK
 from nmoe_core.base.errors import LockedError
@@ -103,6 +105,19 @@ def json_bytes(value: Any) -> bytes:
     """The bytes that `write_json` writes."""
     text = json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n"
     return text.encode()
+
+
+def save_array(file: IO[bytes], array: np.ndarray) -> None:
+    """Write an array as `.npy`. `numpy.save` would give it to a buffer of the C library, and not
+    say whether the last bytes found room on the disk."""
+    np.lib.format.write_array(_Plain(file), array, allow_pickle=False)
+
+
+class _Plain:
+    """Only the method `write` of a file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.write = file.write
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -142,7 +142,7 @@ def _cached(project: Path) -> dict[str, Callable[[], object]]:
     return {name: partial(there, name) for name in names}
 
 
-def _fetch(project: Path) -> None:
+def _mirror(project: Path) -> None:
     fetch_plan(f"file://{tree_of(project).plan}", project / "mirror")
 
 
@@ -269,7 +269,9 @@ OTHER_WRITERS = {
     "block cache": Writer(
         _cache_blocks, _cached, lambda project: None, ignored=("locks/bytes", ".part")
     ),
-    "mirror": Writer(_fetch, _mirrored, lambda project: None, ignored=(".checked",), is_heavy=True),
+    "mirror": Writer(
+        _mirror, _mirrored, lambda project: None, ignored=(".checked",), is_heavy=True
+    ),
     "text of a trainer": Writer(
         _tokenise,
         _one("made", _tokenised),

@@ -5,6 +5,7 @@ _BY_WRITER = {
         "nmoe_core.base.fingerprint:keep_digests",
         "nmoe_core.prep.incremental.existing:retire_beside",
         "nmoe_core.prep.incremental.existing:swap_in",
+        "nmoe_core.prep.incremental.tables:_save",
         "nmoe_core.prep.incremental.tables:join_tables",
         "nmoe_core.prep.journal:Journal.remove",
         "nmoe_core.prep.one_pass:Pass._find_known",
@@ -20,6 +21,15 @@ _BY_WRITER = {
         "nmoe_core.shards.writer:ShardWriter.__init__",
         "nmoe_core.shards.writer:ShardWriter.add_file",
         "nmoe_core.shards.writer:ShardWriter.commit",
+    ),
+    "prep-mixture of transforms": (
+        "nmoe_core.prep.incremental.known_keys:KeyWriter.__init__",
+        "nmoe_core.prep.incremental.known_keys:KeyWriter.close",
+        "nmoe_core.prep.incremental.known_keys:keep_keys",
+        "nmoe_core.prep.incremental.known_keys:seal_keys",
+        "nmoe_core.prep.incremental.shared_keys:_Parts._flush",
+        "nmoe_core.prep.incremental.shared_keys:_save",
+        "nmoe_core.prep.incremental.shared_keys:find_shared",
     ),
     "hydra slices": (
         "nmoe_core.labels.slices:_combine_split",
@@ -260,14 +270,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "test_a_second_fetch_copies_only_damaged_or_missing_files": (
         "loader.files.block_cache:BlockCache.is_whole",
-    ),
-    "test_a_run_that_is_killed_is_continued_to_the_same_bytes": (
-        "nmoe_core.prep.incremental.known_keys:KeyWriter.__init__",
-        "nmoe_core.prep.incremental.known_keys:keep_keys",
-        "nmoe_core.prep.incremental.known_keys:seal_keys",
-        "nmoe_core.prep.incremental.shared_keys:_Parts._flush",
-        "nmoe_core.prep.incremental.shared_keys:_save",
-        "nmoe_core.prep.incremental.shared_keys:find_shared",
     ),
     "test_a_damaged_memory_only_makes_the_walk_slower": (
         "nmoe_core.tasks.graph.looked:Looked.keep",

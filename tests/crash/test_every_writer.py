@@ -104,16 +104,26 @@ class Writers:
         writer.begin(self.twice.work)
         return self.twice.keep(name)
 
-    def disturbed(self, name: str, writer: Writer, k: int, how: str) -> None:
-        """Fail at one change, then run again."""
-        known, work = self.undisturbed(name, writer), self.twice.work
+    def put_back(self, name: str, writer: Writer) -> None:
+        """Make the project what it was before the writer."""
+        known = self.undisturbed(name, writer)
         self.twice.restore(known.start, known.parts if self._last == name else (".",))
         self._last = name
+
+    def disturbed(self, name: str, writer: Writer, k: int, how: str) -> None:
+        """Fail at one change, then run again."""
+        work = self.twice.work
+        self.put_back(name, writer)
         with Disk(work, k, how)(), suppress(Killed, OSError):
             writer.run(work)
         if how in (KILL, POWER_CUT):
             left_by_another_process(work)
-        at = f"{name}: {how} at change {k}, {known.changes[k - 1]}"
+        change = self.undisturbed(name, writer).changes[k - 1]
+        self.completed(name, writer, f"{name}: {how} at change {k}, {change}")
+
+    def completed(self, name: str, writer: Writer, at: str) -> None:
+        """Run again after a disturbance."""
+        known, work = self.undisturbed(name, writer), self.twice.work
         for part, view in views_of(writer, work).items():
             is_refused = writer.has_gap and str(view).startswith("refused: ")
             assert is_refused or view in (known.old[part], known.new[part]), (at, part, view)

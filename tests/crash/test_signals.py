@@ -12,8 +12,7 @@ import pytest
 
 from nmoe_core.cli import build_parser
 from nmoe_core.cli.help.parser import commands
-from tests.crash.all_writers import ALL_WRITERS, DISTURBED
-from tests.crash.command_writers import SENT_WRITERS
+from tests.crash.all_writers import ALL_WRITERS, SIGNALLED
 from tests.crash.forked import HEAVY, Forked
 from tests.crash.project import STUDENT, TASKS, WITH_HEADS, Twice, nmoe
 from tests.crash.test_every_writer import made_in, views_of
@@ -25,7 +24,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ENDS = {0} | {128 + s for s in SIGNALS} | {-s for s in SIGNALS}
 KILLS = 1000
 """Of the slow tests together."""
-STUDENTS = (*DISTURBED, *SENT_WRITERS)
+STUDENTS = (*SIGNALLED,)
 HEADS = (*HEAD_WRITERS, "hydra calibrate", "hydra grade")
 EACH = -(-KILLS // len(STUDENTS + HEADS))
 WRITE_NOTHING = (

@@ -77,13 +77,13 @@ def _merged(project: Path) -> Views:
     return {"labels": lambda: read_labels(path).digest, "noise": partial(read_noise, noise)}
 
 
-def _attribute_rows(project: Path, *names: str) -> Views:
+def attribute_rows(project: Path, *names: str) -> Views:
     paths = [s.attribute(name) for s in tree_of(project).shards("web", 2) for name in names]
     return {str(path): lambda path=path: read_attribute(path).num_rows for path in paths}
 
 
 def _attributes(project: Path) -> Views:
-    return _attribute_rows(project, "signals", "signatures", "duplicates", "mine")
+    return attribute_rows(project, "signals", "signatures", "duplicates", "mine")
 
 
 def _head(name: str) -> Read:
@@ -114,7 +114,7 @@ def _curated(project: Path) -> Views:
     return {
         "model": lambda: load_topic_model(tree.topic_model).digest,
         "manifest": partial(whole_shards, tree.curated_manifest("web")),
-        **_attribute_rows(project, "selection"),
+        **attribute_rows(project, "selection"),
         **shards,
     }
 

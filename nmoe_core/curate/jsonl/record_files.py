@@ -19,7 +19,7 @@ from typing import IO, Literal
 
 import numpy as np
 
-from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock
+from nmoe_core.base.atomic import TMP_MARK, atomic_file, output_lock, save_array
 from nmoe_core.base.errors import CurationError
 from nmoe_core.base.interrupts import is_running
 from nmoe_core.base.jsonl import lines_of, parse_object, text_of
@@ -120,7 +120,7 @@ def lock_outputs(paths: JsonlPaths) -> Iterator[None]:
 def write_array(path: Path, array: np.ndarray) -> None:
     """Write one array as `.npy`, atomically."""
     with atomic_file(path) as file:
-        np.save(file, array, allow_pickle=False)
+        save_array(file, array)
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from nmoe_core.base.atomic import (
     fsync_dir,
     output_lock,
     replacing,
+    save_array,
     write_json,
     writing_if,
 )
@@ -198,7 +199,7 @@ def assign_topics(shard: ShardPaths, table: Table, model: TopicModel) -> Result:
             summary_path.unlink(missing_ok=True)
             fsync_dir(summary_path.parent)
             with atomic_file(shard.topics) as file:
-                np.save(file, topics)
+                save_array(file, topics)
             summary = {
                 "source": shard.source,
                 "shard": shard.name,

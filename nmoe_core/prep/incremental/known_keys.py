@@ -10,13 +10,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from loader.files.checksummed_json import sealed
 from loader.files.regular import regular
-from nmoe_core.base.atomic import write_json
+from nmoe_core.base.atomic import named_errors, write_json
 from nmoe_core.base.fingerprint import read_sealed, sha256_file
 from nmoe_core.prep.incremental.reuse import LineMatch, find_keys
 
@@ -94,17 +94,28 @@ class KeyWriter:
         records = np.empty(len(counts), _RECORD)
         records["key"] = found.names[is_named]
         records["end"] = self._end + np.cumsum(counts)
-        records.tofile(self._records)
-        found.hashes[np.repeat(is_named, found.counts)].tofile(self._hashes)
+        hashes = found.hashes[np.repeat(is_named, found.counts)]
+        for file, values in ((self._records, records), (self._hashes, hashes)):
+            with named_errors(file.name):
+                file.write(values.data)
         self._end += int(counts.sum())
 
     def close(self) -> None:
-        """Close the files, and write the index."""
-        self._records.close()
-        self._hashes.close()
+        """Write the index, and make the files durable."""
+        _finish(self._records)
+        _finish(self._hashes)
         firsts = _mapped(self._records_path).view(_RECORD)["key"][:, 0]
         order = np.argsort(firsts, kind="stable")
-        np.stack([firsts[order], order.astype(np.uint64)]).tofile(self._by_key_path)
+        by_key = np.stack([firsts[order], order.astype(np.uint64)])
+        with named_errors(self._by_key_path), open(self._by_key_path, "wb") as file:
+            file.write(by_key.data)
+            _finish(file)
+
+
+def _finish(file: IO[bytes]) -> None:
+    with named_errors(file.name), file:
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def seal_keys(directory: Path, made_from: dict[str, Any]) -> None:

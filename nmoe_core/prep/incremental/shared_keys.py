@@ -16,7 +16,7 @@ import numpy as np
 
 from loader.files.checksummed_json import sealed
 from loader.files.regular import regular
-from nmoe_core.base.atomic import atomic_file, write_json
+from nmoe_core.base.atomic import atomic_file, named_errors, save_array, write_json
 from nmoe_core.base.compute.api import Map
 from nmoe_core.base.fingerprint import read_sealed
 from nmoe_core.config.transforms import LinesTable, TransformTable
@@ -211,8 +211,8 @@ class _Parts:
         bounds = np.append(0, np.cumsum(np.bincount(parts, minlength=len(self._paths))))
         for path, start, end in zip(self._paths, bounds[:-1].tolist(), bounds[1:].tolist()):
             if end > start:
-                with open(path, "ab") as file:
-                    pairs[start:end].tofile(file)
+                with named_errors(path), open(path, "ab") as file:
+                    file.write(pairs[start:end].data)
 
 
 def _blocks(
@@ -229,4 +229,4 @@ def _blocks(
 
 def _save(path: Path, values: np.ndarray) -> None:
     with atomic_file(path) as file:
-        np.save(file, values)
+        save_array(file, values)

@@ -16,6 +16,7 @@ import orjson
 
 from loader.files.format import MANIFEST_NAME, Manifest, ShardEntry, check_digest, load_manifest
 from loader.files.regular import regular
+from nmoe_core.base.atomic import named_errors, save_array
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.settings import PREP_CODE, PrepSettings
 from nmoe_core.shards.documents import open_entry
@@ -121,8 +122,13 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     if info.get("truncated_documents", 1) and table.shape[1]:
         lengths = table[8] - table[7]
         table[:7, lengths == lengths.max()] = 0  # the longest documents may have been cut
-    np.save(shard.table, table)
+    _save(shard.table, table)
     return files
+
+
+def _save(path: Path, values: np.ndarray) -> None:
+    with named_errors(path), open(path, "wb") as file:
+        save_array(file, values)
 
 
 def _unpacked_changes(shard: OldShard) -> str:
@@ -136,7 +142,7 @@ def _unpacked_changes(shard: OldShard) -> str:
     if rows is None:
         return ""
     path = str(shard.table.with_suffix(".arrow"))
-    with pa.ipc.new_file(path, SCHEMA) as file:
+    with named_errors(path), pa.ipc.new_file(path, SCHEMA) as file:
         file.write_table(rows.cast(SCHEMA))
     return path
 
@@ -189,6 +195,6 @@ def join_tables(
         order = np.argsort(column, kind="stable")
         # Key 0 means that the document has no key: leave it out.
         order = order[np.searchsorted(column, 1, sorter=order) :]
-        np.save(tables / name, np.stack([column[order], order.astype(np.uint64)]))
+        _save(tables / name, np.stack([column[order], order.astype(np.uint64)]))
     joined.flush()
     (tables / FILES).write_bytes(orjson.dumps([tuple(file) for file in every]))

@@ -14,17 +14,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nmoe_core.base import atomic
 from nmoe_core.base import fingerprint as digests
 from nmoe_core.base.append_log import AppendLog, Line, whole_lines
 from nmoe_core.base.atomic import (
+    atomic_file,
     clear_left,
     exchange_dirs,
     output_lock,
     replace_dir,
     replacing,
+    save_array,
     write_bytes,
     write_json,
     write_jsonl,
@@ -40,7 +43,7 @@ from nmoe_core.base.fingerprint import (
 )
 from nmoe_core.base.jsonl import read_lines
 from tests.crash.disk import Disk
-from tests.project import failing
+from tests.project import failing, full_disk
 
 STEPS = ("write", "fsync", "rename")
 IMPORTS = "from nmoe_core.base.atomic import output_lock, write_bytes\nfrom pathlib import Path\n"
@@ -406,3 +409,25 @@ def test_damaged_file_of_digests_is_ignored(
     recall_digests(tmp_path / "absent.json")
     assert local_digest(path) == _sha256("one")
     assert hashed == ["a.txt"]
+
+
+@pytest.mark.parametrize("size", [10, 100, 3000])
+def test_an_array_for_whose_last_bytes_there_is_no_room_is_an_error(
+    tmp_path: Path, size: int
+) -> None:
+    path = tmp_path / "array.npy"
+    values = np.arange(size)
+
+    def save() -> None:
+        with atomic_file(path) as file:
+            save_array(file, values)
+
+    save()
+    num_bytes = path.stat().st_size
+    path.unlink()
+    with full_disk(num_bytes - 5), pytest.raises(OSError, match="File too large"):
+        save()
+    assert not list(tmp_path.iterdir())
+    with full_disk(num_bytes):
+        save()
+    assert np.array_equal(np.load(path), values)
