@@ -35,10 +35,10 @@ def part_of(value: Any, bounds: Sequence[float] | None) -> str:
     coded = [
         c
         if re.match(r"[A-Za-z0-9._-]", c)
-        else "".join(f"={b:02X}" for b in c.encode("utf-8", "surrogatepass"))
+        else "".join(f"~{b:02X}" for b in c.encode("utf-8", "surrogatepass"))
         for c in text
     ]
-    return "".join(coded) or "="
+    return "".join(coded) or "~"
 
 
 def bounds_of(documents: Sequence[Document], column: str, count: int) -> list[float]:
