@@ -198,11 +198,10 @@ class Chain:
 def _changes(
     step: int, name: str, text: str, edits: Sequence[Edit], keep_removed: bool
 ) -> list[Change]:
-    found = []
-    for edit in edits:
-        removed = text[edit.start : edit.end] if keep_removed else None
-        found.append(Change(step, name, edit.rule, edit.start, edit.end, removed, edit.replacement))
-    return found
+    return [
+        Change(step, name, rule, start, end, text[start:end] if keep_removed else None, replacement)
+        for start, end, rule, replacement in edits
+    ]
 
 
 def _changed(batch: Batch, texts: Sequence[str], i: int, changes: list[Change]) -> Changed:

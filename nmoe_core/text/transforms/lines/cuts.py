@@ -59,13 +59,11 @@ def _cut_end(text: str, edits: list[Edit]) -> None:
     edits[run] = edits[run]._replace(start=max(start, edits[run - 1].end if run else 0))
 
 
-def with_inner(edits: list[Edit], inner: Iterable[Edit]) -> list[Edit]:
-    """The edits of whole lines with those of parts of lines that do not overlap earlier ones."""
-    inner = list(inner)
-    if not inner:
-        return edits
-    merged: list[Edit] = []
-    for edit in sorted([*edits, *inner], key=lambda one: (one.start, -one.end)):
-        if not merged or edit.start >= merged[-1].end:
-            merged.append(edit)
-    return merged
+def without_overlaps(edits: Sequence[Edit]) -> list[Edit]:
+    """The edits of a text in order. Of edits that overlap, the first stays; of those with one
+    start, the longest."""
+    kept: list[Edit] = []
+    for edit in sorted(edits, key=lambda one: (one.start, -one.end)):
+        if not kept or edit.start >= kept[-1].end:
+            kept.append(edit)
+    return kept
