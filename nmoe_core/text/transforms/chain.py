@@ -176,7 +176,9 @@ class Chain:
                 recorded = _changes(step, table.kind, texts[i], edits, table.keep_removed)
                 changes.setdefault(i, []).extend(recorded)
                 texts[i] = edited(texts[i], edits)
-                payloads[i] = texts[i].encode()
+            if step + 1 < len(self._transforms):  # after the last one, texts are normalised again
+                for i in found:
+                    payloads[i] = texts[i].encode()
         return texts, payloads, changes
 
     def _normalise(

@@ -19,7 +19,7 @@ from nmoe_core.config.transforms import LinesTable
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.corpus import Keys, SharedKeys
 from nmoe_core.text.transforms.edits import Edit, edited
-from nmoe_core.text.transforms.lines.cuts import cuts, without_overlaps
+from nmoe_core.text.transforms.lines.cuts import cuts, joined, without_overlaps
 from nmoe_core.text.transforms.lines.kernel import Lines, measure
 from nmoe_core.text.transforms.lines.patterns import CITATION, COUNT, COUNTER, JAVASCRIPT, POLICY
 from nmoe_core.text.transforms.search import column_of, matches
@@ -74,7 +74,7 @@ class LineRules:
                 inner.setdefault(i, []).extend(moved)
         found = dict(cuts(batch.texts, lines, *_removed(lines, rules)))
         for i in inner:
-            if edits := without_overlaps([*found.get(i, ()), *inner[i]]):
+            if edits := joined(found.get(i, []), inner[i]):
                 found[i] = edits
         return dict(sorted(found.items()))
 
@@ -119,7 +119,7 @@ class LineRules:
                 rules[masks[name]] = number
         rules[lines.solid == 0] = _KEPT
         is_short = masks.get("short", np.zeros(len(rules), np.bool_))
-        is_short &= (rules == _KEPT) & (lines.words <= self._table.refinedweb_short_words)
+        is_short &= rules == _KEPT
         return rules, is_short
 
     def _measured(self, lines: Lines) -> dict[str, np.ndarray]:
@@ -142,15 +142,19 @@ class LineRules:
             return masks
         column = column_of(payloads)
         anything = "|".join(one for one, _ in self._searches.values())
-        some = np.flatnonzero(matches(column, anything, ignore_case=True))
-        parts = pc.call_function(
-            "split_pattern", [column.take(pa.array(some))], pc.SplitPatternOptions("\n")
-        ).flatten()
-        bounds = lines.bounds
-        places = [np.arange(bounds[i], bounds[i + 1]) for i in some.tolist()]
+        has_any = matches(column, anything, ignore_case=True)
+        texts = column.filter(pa.array(has_any))
+        options = pc.SplitPatternOptions("\n")
+        parts = pc.call_function("split_pattern", [texts], options).flatten()
+        places = np.flatnonzero(np.repeat(has_any, np.diff(lines.bounds)))
+        is_likely = {
+            "refinedweb_counter": lines.digits > 0,
+            "short": lines.words <= self._table.refinedweb_short_words,
+        }
         for name, (_, pattern) in self._searches.items():
-            if places:
-                masks[name][np.concatenate(places)] = matches(parts, pattern, ignore_case=True)
+            likely = np.flatnonzero(is_likely.get(name, lines.solid > 0)[places])
+            found = matches(parts.take(pa.array(likely)), pattern, ignore_case=True)
+            masks[name][places[likely]] = found
         return masks
 
     def _with_sites(self, batch: Batch, lines: Lines) -> np.ndarray:
