@@ -56,7 +56,8 @@ def _cut_end(text: str, edits: list[Edit]) -> None:
     while run and edits[run - 1].end == edits[run].start:
         run -= 1
     start = len(text[: edits[run].start].rstrip())
-    edits[run] = edits[run]._replace(start=max(start, edits[run - 1].end if run else 0))
+    start = max(start, edits[run - 1].end if run else 0)
+    edits[run] = Edit(start, edits[run].end, edits[run].rule)
 
 
 def joined(whole: Sequence[Edit], inner: Sequence[Edit]) -> list[Edit]:

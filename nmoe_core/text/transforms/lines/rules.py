@@ -67,7 +67,7 @@ class LineRules:
             end = text.find("\n", start)
             line = text[start : end if end >= 0 else len(text)]
             parts = self._parts(line)
-            if parts and not edited(line, parts).strip():
+            if parts and _is_blank_without(line, parts):
                 rules[number] = _EVERY.index(parts[0].rule)
             else:
                 moved = (Edit(start + one.start, start + one.end, one.rule) for one in parts)
@@ -168,6 +168,13 @@ class LineRules:
         return without_overlaps(
             [Edit(*part.span(), name) for name, one in self._short for part in one.finditer(line)]
         )
+
+
+def _is_blank_without(line: str, parts: Sequence[Edit]) -> bool:
+    before = line[: parts[0].start]
+    after = line[parts[-1].end :]
+    is_blank = not (before.strip() or after.strip())  # nearly always, only one part is removed
+    return is_blank and (len(parts) == 1 or not edited(line, parts).strip())
 
 
 def _chars_before(starts: np.ndarray, marks: np.ndarray) -> np.ndarray:
