@@ -59,7 +59,8 @@ class LineRules:
             at = first + np.searchsorted(starts, spans[:, 0], "right") - 1
             rules[at[lines.solid[at] == 0]] = _EVERY.index("c4_citations")
             is_inner = (rules[at] == _KEPT) & ~is_short[at]
-            inner[i] = [Edit(*span, "c4_citations") for span in spans[is_inner].tolist()]
+            places = spans[is_inner].tolist()
+            inner[i] = [Edit(start, end, "c4_citations") for start, end in places]
         short = np.flatnonzero(is_short)
         columns = short, lines.texts_of(short), lines.starts[short]
         for number, i, start in zip(*(column.tolist() for column in columns)):
