@@ -92,7 +92,7 @@ class Pass:
         if entry is not None and "changes" in entry:
             sizes = {bucket: entry["changes"][str(bucket)] for bucket in sizes}
         self.changes = StagedChanges(journal.directory, sizes)
-        self.lines = StagedLines(journal.directory / "lines", {})
+        self.lines = StagedLines(journal.directory / "lines", {}, {})
         self._checksums: dict[int, list[str]] = {}
         self._columns_info: dict[int, dict[str, Any]] = {}
         try:
@@ -103,7 +103,9 @@ class Pass:
                 staged = journal.directory / name
                 state = None if entry is None else entry["shards"][str(bucket)]
                 self.writers[bucket] = ShardWriter(final, plan.fmt, size, staged, state)
-            self.lines = StagedLines(self.lines.directory, self._num_documents())
+            there = {} if entry is None else entry.get("dropped", {})
+            dropped = {bucket: there.get(str(bucket), 0) for bucket in plan.wanted}
+            self.lines = StagedLines(self.lines.directory, self._num_documents(), dropped)
             known = KnownDocuments(journal.directory / KNOWN_NAME)
             files = self.lines, self.columns, self.changes
             self.appender = Appender(self.writers, *files, known)
@@ -190,6 +192,7 @@ class Pass:
             "outcomes": {str(b): self.outcomes[b].tolist() for b in self.plan.wanted},
             "splits": {str(b): self.splits[b].tolist() for b in self.plan.wanted},
             "shards": {str(bucket): writer.state for bucket, writer in self.writers.items()},
+            "dropped": {str(bucket): n for bucket, n in self.lines.num_dropped.items()},
             **({"columns": self.columns.state} if self.plan.settings.columns else {}),
             **({"changes": self.changes.state} if self.plan.settings.transforms else {}),
         }

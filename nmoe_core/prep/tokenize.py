@@ -31,6 +31,8 @@ from nmoe_core.text.transforms.chain import Chain, Changed
 
 OUTCOMES = ("kept", "truncated", "filtered", "empty", "bad", "elsewhere", "skipped")
 KEPT, TRUNCATED, FILTERED, EMPTY, BAD, ELSEWHERE, SKIPPED = range(len(OUTCOMES))
+DROPPED = FILTERED, EMPTY
+"""Outcomes of records that can be read and leave no document."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Columns:
     """int32: number of the part of its record, from 1; 0 if the record is not split."""
     are_emptied: np.ndarray
     """bool: whether the transforms left nothing of the record."""
+    lines: np.ndarray
+    """LINE_ROW: key of the record's line, and bytes of its text; key 0 for a part."""
 
     def take(self, chosen: np.ndarray) -> "Columns":
         """The chosen entries."""
@@ -102,13 +106,12 @@ class _Stored:
     """Documents of the requested shards, one entry each."""
 
     buckets: list[int] = field(default_factory=list)
-    records: list[int] = field(default_factory=list)
-    """Index of each document's record; -1 for parts."""
-    text_bytes: list[int] = field(default_factory=list)
     tokens: list[memoryview] = field(default_factory=list)
     """Their token ids without BOS and EOS, in the integer type of shards."""
-    lines: list[bytes] = field(default_factory=list)
+    id_lines: list[bytes] = field(default_factory=list)
     """Their lines of the ids file."""
+    lines: list[np.ndarray] = field(default_factory=list)
+    """LINE_ROW: their rows, in some arrays."""
     changes: list[Changed | None] = field(default_factory=list)
     """What transforms changed; a record that is split has its changes at its first part."""
     columns: list[Columns] = field(default_factory=list)
@@ -185,7 +188,7 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
     key_columns = () if chain is None else chain.key_columns
     read = read_block(block, worker.rows, worker.known, worker.digests, key_columns)
     records = read.records
-    columns = _columns(worker, records)
+    columns = _columns(worker, records, read.keys)
     is_wanted = columns.outcomes == KEPT
     wanted = np.flatnonzero(is_wanted)
     stored = _Stored(columns=[columns.take(~is_wanted)])
@@ -203,14 +206,16 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         _store(worker, made, columns.take(wanted), wanted, stored)
     for i, reason in stored.failed.items():
         records.bad[i] = BadRecord(records.rows[i], block.where(records.rows[i]), reason)
-    tokens, ids, lines, changes = _by_shard(worker, stored, read.keys)
+    tokens, ids, lines, changes = _by_shard(worker, stored)
+    num_copied = 0
     if read.match is not None:
         whole = _whole(worker, block, read.match)
-        is_here = whole.outcomes == KEPT
+        is_here = whole.outcomes != ELSEWHERE
         stored.num_text_bytes += int(read.match.text_bytes[is_here].sum())
-        stored.num_known += int(is_here.sum())
+        num_copied = int((whole.outcomes == KEPT).sum())
         stored.columns.append(whole)
     columns = Columns.joined(stored.columns)
+    is_tokenized = np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)) & (columns.numbers < 0)
     kept = read.kept
     if kept is not None:
         # Index of the record of each entry.
@@ -226,9 +231,8 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
         tokens=tokens,
         ids=ids,
         lines=lines,
-        num_tokenized=int(np.isin(columns.outcomes, (KEPT, TRUNCATED, FILTERED)).sum())
-        - stored.num_known,
-        num_known=stored.num_known,
+        num_tokenized=int(is_tokenized.sum()) - stored.num_known,
+        num_known=stored.num_known + num_copied,
         num_text_bytes=stored.num_text_bytes,
         bad=[str(one) for one in sorted(records.bad.values()) if not one.is_skipped],
         kept=kept,
@@ -238,34 +242,31 @@ def tokenize_block(worker: BlockTokenizer, block: Block) -> TokenizedBlock:
 
 
 def _whole(worker: BlockTokenizer, block: Block, match: LineMatch) -> Columns:
-    """Columns of the known documents that are copied whole."""
+    """Columns of the known documents that are copied whole, and of known records without one."""
     is_asked = np.isin(match.buckets, list(worker.buckets))
     is_counted = is_asked | worker.count_all
+    lines = np.empty(len(is_asked), LINE_ROW)
+    lines["key"] = match.keys
+    lines["text_bytes"] = match.text_bytes
     return Columns(
         rows=match.lines + block.start.row,
-        outcomes=np.where(is_counted, KEPT, ELSEWHERE).astype(np.uint8),
+        outcomes=np.where(is_counted, match.outcomes, ELSEWHERE).astype(np.uint8),
         buckets=match.buckets,
         num_tokens=np.where(is_counted, match.num_tokens, 0),
         id_bytes=np.where(is_asked, match.id_bytes, 0),
         are_replaced=np.zeros(len(is_asked), np.bool_),
         numbers=match.numbers,
         parts=np.zeros(len(is_asked), np.int32),
-        are_emptied=np.zeros(len(is_asked), np.bool_),
+        are_emptied=is_counted & (match.are_emptied > 0),
+        lines=lines,
     )
 
 
-def _by_shard(
-    worker: BlockTokenizer, stored: _Stored, keys: np.ndarray
-) -> tuple[np.ndarray, bytes, np.ndarray, Any]:
+def _by_shard(worker: BlockTokenizer, stored: _Stored) -> tuple[np.ndarray, bytes, np.ndarray, Any]:
     """Data of the documents, sorted by shard: tokens with BOS and EOS, lines of the ids file,
-    LINE_ROW rows, whose keys are taken from the records' `keys`, and rows of changes."""
+    LINE_ROW rows, and rows of changes."""
     order = np.argsort(np.array(stored.buckets, np.int32), kind="stable").tolist()
-    rows = np.empty(len(order), LINE_ROW)
-    # Parts get key 0 (no key): a known line is copied as one whole document, but a part is not a
-    # whole document.
-    keys = np.concatenate([keys, np.zeros((1, 2), keys.dtype)])
-    rows["key"] = keys[[stored.records[i] for i in order]]
-    rows["text_bytes"] = [stored.text_bytes[i] for i in order]
+    rows = np.concatenate([np.zeros(0, LINE_ROW), *stored.lines])[order]
     ids = [stored.tokens[i] for i in order]
     tokenizer = worker.tokenizer
     integers = worker.integers
@@ -286,11 +287,12 @@ def _by_shard(
         from nmoe_core.shards.changes import as_rows
 
         changes = as_rows([stored.changes[i] for i in order])
-    return tokens, b"".join([stored.lines[i] for i in order]), rows, changes
+    return tokens, b"".join([stored.id_lines[i] for i in order]), rows, changes
 
 
-def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
-    """Columns before tokenisation; KEPT means "to be tokenised"."""
+def _columns(worker: BlockTokenizer, records: RecordColumns, keys: np.ndarray) -> Columns:
+    """Columns before tokenisation; KEPT means "to be tokenised". `keys` are those of the records'
+    lines."""
     num_shards = worker.settings.num_shards
     count = len(records.rows)
     buckets = np.full(count, -1, np.int32)
@@ -308,7 +310,10 @@ def _columns(worker: BlockTokenizer, records: RecordColumns) -> Columns:
     parts = np.zeros(count, np.int32)
     are_emptied = np.zeros(count, np.bool_)
     sizes = zeros, zeros.copy()
-    return Columns(rows, outcomes, buckets, *sizes, are_replaced, zeros - 1, parts, are_emptied)
+    lines = np.zeros(count, LINE_ROW)
+    lines["key"] = keys
+    flags = are_replaced, zeros - 1, parts, are_emptied
+    return Columns(rows, outcomes, buckets, *sizes, *flags, lines)
 
 
 def _tokenize(
@@ -346,20 +351,19 @@ def _store(
         stored.failed[int(records[number])] = documents[number].failure
     is_here = (columns.outcomes <= TRUNCATED) & np.isin(columns.buckets, list(worker.buckets))
     here = list(compress(documents, is_here))
-    lines = id_lines(
+    of_ids = id_lines(
         [made.names[i] for i in places[is_here].tolist()], [one.sha256 for one in here]
     )
-    columns.id_bytes[is_here] = [len(line) for line in lines]
+    columns.id_bytes[is_here] = [len(line) for line in of_ids]
     stored.buckets += columns.buckets[is_here].tolist()
-    stored.records += np.where(columns.parts[is_here] > 0, -1, records[is_here]).tolist()
-    stored.text_bytes += [one.text_bytes for one in here]
+    stored.lines.append(columns.lines[is_here])
     stored.tokens += [one.ids[: worker.settings.max_doc_tokens] for one in here]
     if worker.transforms is not None:
         texts_here = places[is_here].tolist()
         stored.changes += [
             made.changed.get(i) if one.part <= 1 else None for i, one in zip(texts_here, here)
         ]
-    stored.lines += lines
+    stored.id_lines += of_ids
 
 
 def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns) -> None:
@@ -378,6 +382,9 @@ def _fill(worker: BlockTokenizer, documents: Sequence[Encoded], columns: Columns
     outcomes[is_failed] = BAD
     columns.outcomes[:] = outcomes
     columns.buckets[is_failed] = -1
+    columns.lines["text_bytes"] = [one.text_bytes for one in documents]
+    # A known line is copied as one whole document, which a part is not.
+    columns.lines["key"][columns.parts > 0] = 0
     columns.are_replaced &= columns.parts <= 1  # count a record once
     num_ends = 1 if worker.tokenizer.bos_token_id is None else 2
     is_kept = outcomes <= TRUNCATED

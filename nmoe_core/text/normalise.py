@@ -119,10 +119,10 @@ def _suspects(texts: list[str], encoded: list[bytes]) -> list[int]:
     suspects = _holders(range(len(texts)), encoded, _ascii_controls)
     others = [i for i, payload in enumerate(encoded) if len(payload) != len(texts[i])]
     suspects |= _holders(others, encoded, _other_controls)
-    for i in others:
+    for i in _holders(others, encoded, _composable) - suspects:
         # `is_normalized` may normalise the whole text, which is too expensive for a long one.
         is_long = len(texts[i]) > _LONG_CHARS
-        if i not in suspects and (is_long or not unicodedata.is_normalized("NFC", texts[i])):
+        if is_long or not unicodedata.is_normalized("NFC", texts[i]):
             suspects.add(i)
     return sorted(suspects)
 
@@ -161,6 +161,19 @@ def _other_controls(payload: bytes) -> np.ndarray:
         marks = np.flatnonzero(view[:-2] == 0xEF)
         marks = marks[(view[marks + 1] == 0xBB) & (view[marks + 2] == 0xBF)]
         found += [c1 + start, marks + start]
+    return np.concatenate(found)
+
+
+def _composable(payload: bytes) -> np.ndarray:
+    """Offsets of the characters that NFC may change, int64: those from U+0300 on, except the dashes
+    and quotation marks from U+2002 to U+203F."""
+    found = [np.empty(0, np.int64)]
+    for start, view in pieces(payload, 2):
+        leads = np.flatnonzero(view[:_PIECE_BYTES] >= 0xCC)
+        is_mark = view[leads] == 0xE2
+        marks = leads[is_mark]
+        is_mark[is_mark] = (view[marks + 1] == 0x80) & (view[marks + 2] >= 0x82)
+        found.append(leads[~is_mark] + start)
     return np.concatenate(found)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from nmoe_core.prep.incremental.reuse import KnownDocuments, Run
 from nmoe_core.prep.passthrough_columns import PassthroughColumns, StagedChanges
-from nmoe_core.prep.tokenize import TokenizedBlock
-from nmoe_core.shards.lines import StagedLines
+from nmoe_core.prep.tokenize import DROPPED, Columns, TokenizedBlock
+from nmoe_core.shards.lines import DROPPED_ROW, StagedLines
 from nmoe_core.shards.writer import ShardWriter
 
 _MAX_WAITING_BYTES = 8 * 2**20  # bytes of tokens of new documents to buffer: about three blocks
@@ -56,6 +56,7 @@ class Appender:
     def add(self, block: TokenizedBlock, stop: int) -> None:
         """Append the documents among the first `stop` records of a block."""
         columns = block.columns
+        self._drop(columns, stop)
         ids = memoryview(block.ids)
         stored = np.flatnonzero(columns.id_bytes)
         stored = stored[np.argsort(columns.buckets[stored], kind="stable")]
@@ -104,6 +105,19 @@ class Appender:
         for bucket in list(self._waiting):
             self._copy(bucket)
         self._append_new()
+
+    def _drop(self, columns: Columns, stop: int) -> None:
+        """Note which of the first `stop` records left no document."""
+        is_dropped = np.isin(columns.outcomes, DROPPED) & columns.lines["key"].any(axis=1)
+        dropped = np.flatnonzero(is_dropped[:stop])
+        rows = np.empty(len(dropped), DROPPED_ROW)
+        rows["line"] = columns.lines[dropped]
+        rows["outcome"] = columns.outcomes[dropped]
+        rows["is_emptied"] = columns.are_emptied[dropped]
+        buckets = columns.buckets[dropped]
+        for bucket in np.unique(buckets).tolist():
+            if bucket in self._writers:
+                self._lines.drop(bucket, rows[buckets == bucket])
 
     def _wait(self, bucket: int, more: _Waiting) -> None:
         """Delay a copy, so that documents that follow in the old file are copied in the same

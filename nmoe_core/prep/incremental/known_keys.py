@@ -67,7 +67,7 @@ class KnownKeys:
         """The records with these keys, uint64 `[lines, 2]`: only the fields `lines` and `numbers`
         have values."""
         lines, numbers = find_keys(self._by_key, self._records["key"].T, keys)
-        return LineMatch(lines, numbers, *[np.zeros(len(lines), np.int64)] * 4)
+        return LineMatch(lines, numbers, keys[lines], *[np.zeros(len(lines), np.int64)] * 6)
 
     def take(self, numbers: np.ndarray, rows: np.ndarray, salts: np.ndarray) -> RecordKeys:
         """The keys of the records `numbers`, whose row numbers are now `rows`."""

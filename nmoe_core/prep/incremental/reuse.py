@@ -23,16 +23,21 @@ from nmoe_core.shards.shard_file import NPY_HEADER_BYTES
 
 
 class LineMatch(NamedTuple):
-    """Known documents among lines, one entry each."""
+    """Known documents among lines, one entry each, and known records that left no document."""
 
     lines: np.ndarray
     """int64: number of the line."""
     numbers: np.ndarray
     """int64: number of the document; consecutive numbers are adjacent in one file."""
+    keys: np.ndarray
+    """uint64 `[lines, 2]`."""
     buckets: np.ndarray
     num_tokens: np.ndarray
     id_bytes: np.ndarray
     text_bytes: np.ndarray
+    outcomes: np.ndarray
+    """Numbers of `prep.tokenize.OUTCOMES`."""
+    are_emptied: np.ndarray
 
 
 class Run(NamedTuple):
@@ -74,9 +79,11 @@ class KnownDocuments:
         lines, found = find_keys(self._by_line, self._documents[KEY], keys)
         text_bytes, *places, files = self._documents[6:, found].astype(np.int64)
         starts, ends, id_starts, id_ends = places
-        buckets = np.array([file.bucket for file in self._files], np.int32)[files]
+        facts = [(file.bucket, file.outcome, file.is_emptied) for file in self._files]
+        buckets, outcomes, are_emptied = np.array(facts, np.int32).reshape(-1, 3)[files].T
         sizes = ends - starts, id_ends - id_starts, text_bytes
-        return LineMatch(lines, found + files, buckets, *sizes)
+        kinds = outcomes, are_emptied
+        return LineMatch(lines, found + files, keys[lines], buckets, *sizes, *kinds)
 
     def run(self, number: int, count: int) -> Run:
         """The `count` documents of a file that start at document `number`."""

@@ -1,9 +1,9 @@
 """Tables of the documents that a split already has, for a pass over a source that changed.
 
-The tables are in `.prep/known` and take 112 bytes per document; building them takes 40 bytes of
-memory per document. Files whose checksum differs from their manifest are left out, and so are
-documents that may have been cut. The lines of a shard are included only if the shard was made with
-the current settings.
+The tables are in `.prep/known` and take 112 bytes per document, and per record that left none;
+building them takes 40 bytes of memory for each. Files whose checksum differs from their manifest
+are left out, and so are documents that may have been cut. The lines of a shard are included only if
+the shard was made with the current settings.
 """
 
 import logging
@@ -20,7 +20,7 @@ from nmoe_core.base.atomic import named_errors, save_array
 from nmoe_core.base.errors import FormatError
 from nmoe_core.prep.settings import PREP_CODE, PrepSettings
 from nmoe_core.shards.documents import open_entry
-from nmoe_core.shards.lines import LINE_ROW, read_lines
+from nmoe_core.shards.lines import DROPPED_ROW, LINE_ROW, read_lines
 from nmoe_core.shards.manifest import ShardFormat, entry_row, shard_dirs
 from nmoe_core.sources.records import Reading
 
@@ -49,7 +49,8 @@ class OldShard(NamedTuple):
 
 
 class OldFile(NamedTuple):
-    """A token file of an old shard."""
+    """A token file of an old shard, or the records of a shard that left no document in one way,
+    which have neither tokens nor ids."""
 
     npy: str
     ids: str
@@ -62,6 +63,10 @@ class OldFile(NamedTuple):
     changes: str
     """Arrow file of what transforms changed in the documents of the shard; empty without
     transforms."""
+    outcome: int = 0
+    """Number in `prep.tokenize.OUTCOMES`; 0 for documents."""
+    is_emptied: bool = False
+    """Whether transforms left nothing of the records."""
 
 
 def old_shards(
@@ -96,12 +101,14 @@ def _of_a_line(settings: dict[str, Any]) -> dict[str, Any]:
 def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     """Write the table of a shard; return its undamaged files."""
     manifest = shard.manifest
-    lines = None if shard.reading is None else read_lines(manifest, shard.reading)
+    found = None if shard.reading is None else read_lines(manifest, shard.reading)
     changes = ""
-    if lines is not None and shard.has_transforms:
+    if found is not None and shard.has_transforms:
         changes = _unpacked_changes(shard)
-        lines = lines if changes else None
-    lines = np.zeros(manifest.total_documents, LINE_ROW) if lines is None else lines
+        found = found if changes else None
+    if found is None:
+        found = np.zeros(manifest.total_documents, LINE_ROW), np.zeros(0, DROPPED_ROW)
+    lines, dropped = found
     files = []
     parts = [np.empty((NUM_ROWS, 0), np.uint64)]
     first = 0
@@ -122,7 +129,17 @@ def write_table(worker: Any, shard: OldShard) -> list[OldFile]:
     if info.get("truncated_documents", 1) and table.shape[1]:
         lengths = table[8] - table[7]
         table[:7, lengths == lengths.max()] = 0  # the longest documents may have been cut
-    _save(shard.table, table)
+    parts = [table]
+    for kind in np.unique(dropped[["outcome", "is_emptied"]]):
+        of_kind = dropped["line"][dropped[["outcome", "is_emptied"]] == kind]
+        rows = np.zeros((NUM_ROWS, len(of_kind)), np.uint64)
+        rows[KEY] = of_kind["key"].T
+        rows[6] = of_kind["text_bytes"]
+        parts.append(rows)
+        bucket = int(manifest.path.parent.name.removeprefix("shard_"))
+        facts = bucket, manifest.dtype, False, len(of_kind), 0, ""
+        files.append(OldFile("", "", *facts, int(kind["outcome"]), bool(kind["is_emptied"])))
+    _save(shard.table, np.concatenate(parts, axis=1))
     return files
 
 

@@ -176,7 +176,9 @@ class Chain:
                 recorded = _changes(step, table.kind, texts[i], edits, table.keep_removed)
                 changes.setdefault(i, []).extend(recorded)
                 texts[i] = edited(texts[i], edits)
-                payloads[i] = texts[i].encode()
+            if step + 1 < len(self._transforms):  # after the last one, texts are normalised again
+                for i in found:
+                    payloads[i] = texts[i].encode()
         return texts, payloads, changes
 
     def _normalise(
@@ -198,11 +200,10 @@ class Chain:
 def _changes(
     step: int, name: str, text: str, edits: Sequence[Edit], keep_removed: bool
 ) -> list[Change]:
-    found = []
-    for edit in edits:
-        removed = text[edit.start : edit.end] if keep_removed else None
-        found.append(Change(step, name, edit.rule, edit.start, edit.end, removed, edit.replacement))
-    return found
+    return [
+        Change(step, name, rule, start, end, text[start:end] if keep_removed else None, replacement)
+        for start, end, rule, replacement in edits
+    ]
 
 
 def _changed(batch: Batch, texts: Sequence[str], i: int, changes: list[Change]) -> Changed:

@@ -65,6 +65,10 @@ def edits_between(before: str, after: str, rule: str) -> list[Edit]:
     the characters that both groups start or end with."""
     if before == after:
         return []
+    if before.rstrip() == after:
+        return [Edit(len(after), len(before), rule)]
+    if before.lstrip() == after:
+        return [Edit(0, len(before) - len(after), rule)]
     old = before.splitlines(keepends=True)
     new = after.splitlines(keepends=True)
     first = _num_equal(old, new)

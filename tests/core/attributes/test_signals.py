@@ -61,6 +61,14 @@ def test_numbers_are_those_of_the_plain_definitions(texts: list[list[str]], join
     check([joint.join(pieces).strip() for pieces in texts])
 
 
+def test_numbers_of_lines_with_marks_of_citations_are_those_of_the_plain_definitions() -> None:
+    rng = random.Random(1)
+    pieces = ["[1]", "[edit]", "[citation needed]", "[]", "[[2]]", "[ed[1]it]", "[٣]", "[EDIT]"]
+    pieces += ["one", "two words", ".", "...", "…", "?", '"', ")", " ", " ", "\u00a0", "\t", "[x]"]
+    pieces += ["three words now.", "javascript", "。", "\n", "\n", "\n\n", "a" * 1001, "e.g. so"]
+    check(["".join(rng.choices(pieces, k=rng.randrange(40))).strip() for _ in range(1500)])
+
+
 def test_numbers_of_real_texts_are_those_of_the_plain_definitions() -> None:
     files = [*REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("nmoe_core/attributes/*.py")]
     texts = [path.read_text("utf-8").strip() for path in files]

@@ -19,6 +19,8 @@ from nmoe_core.sources.jsonl import JsonlSource
 from nmoe_core.tasks.selection.query import query
 from nmoe_core.text.normalise import normalize_text
 from nmoe_core.text.tokenizer import load_tokenizer
+from nmoe_core.text.transforms.batch import Batch
+from nmoe_core.text.transforms.chain import Chain
 from nmoe_core.text.transforms.edits import Change, original
 from tests.core.prep.conftest import Web, read_documents
 from tests.project import json_lines, jsonl_source, read_rows, said, write_project
@@ -130,6 +132,46 @@ def test_a_grown_split_equals_a_fresh_one_and_copies_the_changes_of_known_record
     fresh = grown.at(tmp_path / "b" / "web" / "train")
     fresh.prep()
     assert grown.digest() == fresh.digest()
+
+
+@pytest.mark.parametrize("columns", [(), ("n",)], ids=["lines", "columns"])
+def test_records_that_leave_no_document_are_transformed_once(
+    changed: Web,
+    documents: list[dict[str, str]],
+    tmp_path: Path,
+    columns: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    applied: list[str] = []
+    apply = Chain.apply
+
+    def recorded(chain: Chain, batch: Batch) -> Any:
+        applied.extend(batch.ids)
+        return apply(chain, batch)
+
+    monkeypatch.setattr(Chain, "apply", recorded)
+    rows = [{**row, "n": i} for i, row in enumerate(_with_blobs(documents))]
+    blob = rows[30]["text"]
+    for i in range(0, len(rows), 4):
+        rows[i]["text"] = ("too short", " ", blob)[i % 3]
+    source = JsonlSource(changed.source.reading._replace(kept=columns), changed.source.files)
+    web = replace(changed.with_(columns=columns, min_doc_tokens=10), source=source)
+    web = web.at(tmp_path / "a" / "web" / "train")
+    Path(source.files[0].path).write_text(json_lines(rows), encoding="utf-8")
+    web.prep()
+    assert len(applied) == len(rows)
+    for step in range(3):
+        applied.clear()
+        rows[step]["text"] += " changed"
+        rows.insert(0, {"id": f"new-{step}", "text": blob, "n": 0})
+        Path(source.files[0].path).write_text(json_lines(rows), encoding="utf-8")
+        report = web.prep()
+        assert sorted(applied) == sorted([f"new-{step}", rows[step + 1]["id"]])
+        fresh = web.at(tmp_path / f"b{step}" / "web" / "train")
+        whole = fresh.prep()
+        assert web.digest() == fresh.digest()
+        assert report.outcomes == whole.outcomes
+        assert report.num_text_bytes == whole.num_text_bytes
 
 
 def test_the_record_of_changes_is_read_once_per_shard(

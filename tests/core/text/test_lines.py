@@ -176,6 +176,13 @@ def test_short_line_loses_only_its_phrase_and_a_long_line_nothing() -> None:
     assert original(found[0][0], found[2][0].changes) == text
 
 
+def test_last_line_is_removed_if_the_line_before_it_loses_the_white_space_at_its_end() -> None:
+    text = "Two lines of text here.\nA tale of it. Read more...  \nMenu"
+    found = Chain([_table(presets=("refinedweb",))]).apply(_batch([text]))
+    assert found[0] == ["Two lines of text here.\nA tale of it."]
+    assert original(found[0][0], found[2][0].changes) == text
+
+
 def test_one_blank_line_stays_where_lines_between_blank_lines_were() -> None:
     keep = "This line is kept by all the rules."
     text = f"menu\n\n{keep}\n\nmenu\nmore menu\n\nmenu\n\n{keep}\nmenu\n\n{keep}\n\nmenu\n\nmenu"

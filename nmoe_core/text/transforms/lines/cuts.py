@@ -56,16 +56,27 @@ def _cut_end(text: str, edits: list[Edit]) -> None:
     while run and edits[run - 1].end == edits[run].start:
         run -= 1
     start = len(text[: edits[run].start].rstrip())
-    edits[run] = edits[run]._replace(start=max(start, edits[run - 1].end if run else 0))
+    start = max(start, edits[run - 1].end if run else 0)
+    edits[run] = Edit(start, edits[run].end, edits[run].rule)
 
 
-def with_inner(edits: list[Edit], inner: Iterable[Edit]) -> list[Edit]:
-    """The edits of whole lines with those of parts of lines that do not overlap earlier ones."""
-    inner = list(inner)
-    if not inner:
+def joined(whole: Sequence[Edit], inner: Sequence[Edit]) -> list[Edit]:
+    """Edits that remove lines and edits inside other lines of a text, in order. White space before
+    removed lines, at the end of a text, may be a part of both."""
+    edits = sorted([*whole, *inner])
+    for k in range(1, len(edits)):
+        if edits[k].start < edits[k - 1].end:
+            edits[k] = edits[k]._replace(start=edits[k - 1].end)
+    return edits
+
+
+def without_overlaps(edits: list[Edit]) -> list[Edit]:
+    """Edits in order. Of edits that overlap, the first stays; of those with one start, the
+    longest."""
+    if len(edits) < 2:
         return edits
-    merged: list[Edit] = []
-    for edit in sorted([*edits, *inner], key=lambda one: (one.start, -one.end)):
-        if not merged or edit.start >= merged[-1].end:
-            merged.append(edit)
-    return merged
+    kept: list[Edit] = []
+    for edit in sorted(edits, key=lambda one: (one.start, -one.end)):
+        if not kept or edit.start >= kept[-1].end:
+            kept.append(edit)
+    return kept

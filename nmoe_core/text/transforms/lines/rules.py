@@ -19,7 +19,7 @@ from nmoe_core.config.transforms import LinesTable
 from nmoe_core.text.transforms.batch import Batch
 from nmoe_core.text.transforms.corpus import Keys, SharedKeys
 from nmoe_core.text.transforms.edits import Edit, edited
-from nmoe_core.text.transforms.lines.cuts import cuts, with_inner
+from nmoe_core.text.transforms.lines.cuts import cuts, joined, without_overlaps
 from nmoe_core.text.transforms.lines.kernel import Lines, measure
 from nmoe_core.text.transforms.lines.patterns import CITATION, COUNT, COUNTER, JAVASCRIPT, POLICY
 from nmoe_core.text.transforms.search import column_of, matches
@@ -48,33 +48,34 @@ class LineRules:
     def edits(self, batch: Batch) -> dict[int, list[Edit]]:
         """The removed lines and parts of lines of each text, by its number. Consecutive lines that
         one rule removes are one edit."""
-        payloads, cited = self._without_citations(batch)
+        payloads, marks = self._without_citations(batch)
         lines = measure(payloads)
         rules, is_short = self._decided(batch, payloads, lines)
-        is_partial = is_short.copy()
-        for i in cited:  # offsets refer to the text with its citations
-            starts = _starts(batch.texts[i])
-            first = int(lines.bounds[i])
-            lines.starts[first : first + len(starts)] = starts
-            marks = [mark.start() for mark in _CITATION.finditer(batch.texts[i])]
-            is_partial[first + np.searchsorted(starts, marks, "right") - 1] = True
-        is_partial &= rules == _KEPT
         inner: dict[int, list[Edit]] = {}
-        partial = np.flatnonzero(is_partial)
-        columns = partial, lines.texts_of(partial), lines.starts[partial], is_short[partial]
-        for number, i, start, has_phrase in zip(*(column.tolist() for column in columns)):
+        for i, spans in marks.items():
+            first, last = lines.bounds[i : i + 2].tolist()
+            starts = lines.starts[first:last]
+            starts += _chars_before(starts, spans)
+            at = first + np.searchsorted(starts, spans[:, 0], "right") - 1
+            rules[at[lines.solid[at] == 0]] = _EVERY.index("c4_citations")
+            is_inner = (rules[at] == _KEPT) & ~is_short[at]
+            places = spans[is_inner].tolist()
+            inner[i] = [Edit(start, end, "c4_citations") for start, end in places]
+        short = np.flatnonzero(is_short)
+        columns = short, lines.texts_of(short), lines.starts[short]
+        for number, i, start in zip(*(column.tolist() for column in columns)):
             text = batch.texts[int(i)]
             end = text.find("\n", start)
             line = text[start : end if end >= 0 else len(text)]
-            parts = self._parts(line, has_phrase)
-            if parts and not edited(line, parts).strip():
+            parts = self._parts(line)
+            if parts and _is_blank_without(line, parts):
                 rules[number] = _EVERY.index(parts[0].rule)
             else:
                 moved = (Edit(start + one.start, start + one.end, one.rule) for one in parts)
                 inner.setdefault(i, []).extend(moved)
         found = dict(cuts(batch.texts, lines, *_removed(lines, rules)))
         for i in inner:
-            if edits := with_inner(found.get(i, []), inner[i]):
+            if edits := joined(found.get(i, []), inner[i]):
                 found[i] = edits
         return dict(sorted(found.items()))
 
@@ -90,16 +91,18 @@ class LineRules:
         sites = [_site(value) for value in columns[self._table.site_column]]
         return np.array([xxh3_64_intdigest(site.encode()) for site in sites], np.uint64)
 
-    def _without_citations(self, batch: Batch) -> tuple[Sequence[bytes], list[int]]:
-        """The texts in UTF-8 without marks of citations, with the same lines; and the numbers of
-        the texts that had any."""
+    def _without_citations(self, batch: Batch) -> tuple[Sequence[bytes], dict[int, np.ndarray]]:
+        """The texts in UTF-8 without marks of citations, with the same lines; and where each text
+        that has any has its marks, int64 `[marks, 2]`, in characters."""
+        marks: dict[int, np.ndarray] = {}
         if not self._table.c4_citations:
-            return batch.payloads, []
-        cited = [i for i, text in enumerate(batch.texts) if "[" in text and _CITATION.search(text)]
+            return batch.payloads, marks
         payloads = list(batch.payloads)
-        for i in cited:
-            payloads[i] = _CITATION.sub("", batch.texts[i]).encode()
-        return payloads, cited
+        for i, text in enumerate(batch.texts):
+            if "[" in text and (spans := [mark.span() for mark in _CITATION.finditer(text)]):
+                marks[i] = np.array(spans, np.int64)
+                payloads[i] = _CITATION.sub("", text).encode()
+        return payloads, marks
 
     def _decided(
         self, batch: Batch, payloads: Sequence[bytes], lines: Lines
@@ -117,7 +120,7 @@ class LineRules:
                 rules[masks[name]] = number
         rules[lines.solid == 0] = _KEPT
         is_short = masks.get("short", np.zeros(len(rules), np.bool_))
-        is_short &= (rules == _KEPT) & (lines.words <= self._table.refinedweb_short_words)
+        is_short &= rules == _KEPT
         return rules, is_short
 
     def _measured(self, lines: Lines) -> dict[str, np.ndarray]:
@@ -140,15 +143,19 @@ class LineRules:
             return masks
         column = column_of(payloads)
         anything = "|".join(one for one, _ in self._searches.values())
-        some = np.flatnonzero(matches(column, anything, ignore_case=True))
-        parts = pc.call_function(
-            "split_pattern", [column.take(pa.array(some))], pc.SplitPatternOptions("\n")
-        ).flatten()
-        bounds = lines.bounds
-        places = [np.arange(bounds[i], bounds[i + 1]) for i in some.tolist()]
+        has_any = matches(column, anything, ignore_case=True)
+        texts = column.filter(pa.array(has_any))
+        options = pc.SplitPatternOptions("\n")
+        parts = pc.call_function("split_pattern", [texts], options).flatten()
+        places = np.flatnonzero(np.repeat(has_any, np.diff(lines.bounds)))
+        is_likely = {
+            "refinedweb_counter": lines.digits > 0,
+            "short": lines.words <= self._table.refinedweb_short_words,
+        }
         for name, (_, pattern) in self._searches.items():
-            if places:
-                masks[name][np.concatenate(places)] = matches(parts, pattern, ignore_case=True)
+            likely = np.flatnonzero(is_likely.get(name, lines.solid > 0)[places])
+            found = matches(parts.take(pa.array(likely)), pattern, ignore_case=True)
+            masks[name][places[likely]] = found
         return masks
 
     def _with_sites(self, batch: Batch, lines: Lines) -> np.ndarray:
@@ -157,15 +164,26 @@ class LineRules:
             return lines.hashes
         return lines.hashes ^ np.repeat(self.salts(batch.columns), np.diff(lines.bounds))
 
-    def _parts(self, line: str, has_phrase: bool) -> list[Edit]:
-        """The parts that a line loses: marks of citations, and the phrases of a short line."""
-        found = []
-        if self._table.c4_citations:
-            found += [Edit(*mark.span(), "c4_citations") for mark in _CITATION.finditer(line)]
-        if has_phrase:
-            for name, pattern in self._short:
-                found += [Edit(*phrase.span(), name) for phrase in pattern.finditer(line)]
-        return with_inner([], found)
+    def _parts(self, line: str) -> list[Edit]:
+        """The parts that a short line loses: its phrases, and marks of citations."""
+        return without_overlaps(
+            [Edit(*part.span(), name) for name, one in self._short for part in one.finditer(line)]
+        )
+
+
+def _is_blank_without(line: str, parts: Sequence[Edit]) -> bool:
+    before = line[: parts[0].start]
+    after = line[parts[-1].end :]
+    is_blank = not (before.strip() or after.strip())  # nearly always, only one part is removed
+    return is_blank and (len(parts) == 1 or not edited(line, parts).strip())
+
+
+def _chars_before(starts: np.ndarray, marks: np.ndarray) -> np.ndarray:
+    """How many characters of `marks` are before each line of a text, int64: `starts` are the
+    offsets of its lines without the marks."""
+    ends = np.cumsum(marks[:, 1] - marks[:, 0])
+    begins = marks[:, 0] - np.append(0, ends[:-1])  # in the text without them
+    return np.append(0, ends)[np.searchsorted(begins, starts)]
 
 
 def _removed(lines: Lines, rules: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -196,7 +214,8 @@ def _searches(table: LinesTable) -> dict[str, tuple[str, str]]:
 
 
 def _short_patterns(table: LinesTable) -> list[tuple[str, re.Pattern[str]]]:
-    """Patterns of the phrases of short lines, by rule; a phrase is of whole words."""
+    """Patterns of what short lines lose, by rule: marks of citations, and phrases of whole
+    words."""
     starts, ends, anywhere = (
         _any_of(phrases)
         for phrases in (table.refinedweb_starts, table.refinedweb_ends, table.refinedweb_anywhere)
@@ -206,7 +225,8 @@ def _short_patterns(table: LinesTable) -> list[tuple[str, re.Pattern[str]]]:
         "refinedweb_ends": ends and rf"(?<!\w){ends}\W*$",
         "refinedweb_anywhere": anywhere and rf"(?<!\w){anywhere}(?!\w)",
     }
-    return [(name, re.compile(one, re.IGNORECASE)) for name, one in found.items() if one]
+    marks = [("c4_citations", _CITATION)] if table.c4_citations else []
+    return marks + [(name, re.compile(one, re.IGNORECASE)) for name, one in found.items() if one]
 
 
 def _any_of(phrases: Sequence[str]) -> str:
@@ -221,7 +241,3 @@ def _site(value: object) -> str:
         return urlsplit(url).hostname or url.lower()
     except ValueError:  # not a URL
         return url.lower()
-
-
-def _starts(text: str) -> list[int]:
-    return [0, *(match.end() for match in re.finditer("\n", text))]

@@ -111,7 +111,7 @@ def _rules(table: RedactTable) -> Iterator[_Rule]:
     emails, ibans, cards, ips = (PATTERNS[name].regex for name in _NAMES)
     yield _Rule("key", keys.HINT, keys.TOKENS, partial(_token, keeps))
     yield _Rule("key", keys.ASSIGNMENT, keys.ASSIGNMENT, partial(_assigned, keeps))
-    yield _Rule("email", r"@[A-Za-z0-9\-]+\.", emails, partial(_email, keeps))
+    yield _Rule("email", r"[A-Za-z0-9._%+\-]@[A-Za-z0-9\-]+\.", emails, partial(_email, keeps))
     yield _Rule("iban", ibans, ibans, _iban)
     yield _Rule("card", r"\b[2-6][0-9]{3}(?:[ \-]?[0-9]){9}", cards, partial(_card, keeps))
     yield _Rule("ip", ips, ips, _ip)
