@@ -2,10 +2,10 @@
 
 A project of one source and one shard is made by `nmoe run`. Then the small files of many sources
 and shards are simulated: copies of the files of that shard, whose manifests name the inputs of the
-larger project. What a walk remembers of such a project is written without looking at the copies.
-Processor seconds of `nmoe run` with nothing to do: imports, configuration, walk. `--before` also
-measures a walk that remembers nothing; of the copies, it finds those that the labels depend on
-not current.
+larger project. What a walk remembers of such a project is written without looking at the copies;
+copies other than JSON are empty, as a walk that remembers opens no file. Processor seconds of `nmoe
+run` with nothing to do: imports, configuration, walk. `--before` also measures a walk that
+remembers nothing, of whole copies; it finds those that the labels depend on not current.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ def write_project(directory: Path, num_sources: int, num_shards: int) -> Path:
     return config
 
 
-def simulate(made: Run, run: Run) -> None:
-    """Write the files of all shards of `run` as copies of the files of the only shard of `made`."""
+def simulate(made: Run, run: Run, is_whole: bool) -> None:
+    """Write the files of all shards of `run` as copies of the files of the only shard of `made`;
+    without `is_whole`, only JSON files have content."""
     shutil.copytree(made.tree.root, run.tree.root)
     shard = made.tree.shard("source00", 0)
     for source in run_sources(run):
         now = SplitLooks(run, source, "train").reads.made_with()[0]
         copies = [
-            (place, {file.name: file.read_bytes() for file in place.iterdir()})
+            (place, {file.name: _payload(file, is_whole) for file in place.iterdir()})
             for place in _places(shard)
         ]
         manifest = json.loads(copies[0][1]["manifest.json"]) | {"fingerprints": now}
@@ -77,6 +78,10 @@ def simulate(made: Run, run: Run) -> None:
             copy = run.tree.shard(source.name, bucket)
             for place, (_, files) in zip(_places(copy), copies, strict=True):
                 _write(place, files)
+
+
+def _payload(file: Path, is_whole: bool) -> bytes:
+    return file.read_bytes() if is_whole or file.suffix == ".json" else b""
 
 
 def _places(shard: ShardPaths) -> list[Path]:
@@ -120,7 +125,7 @@ def main() -> None:
             num_sources, num_shards = map(int, size.split("x"))
             config = write_project(Path(temporary) / size, num_sources, num_shards)
             run = Run(config)
-            simulate(Run(made), run)
+            simulate(Run(made), run, arguments.before)
             time.sleep(_SETTLED_S)
             before = _cost([*_NMOE, "plan", "--config", str(config)]) if arguments.before else None
             outputs = remember(run)
