@@ -1,11 +1,11 @@
 """The walk over a project in which everything is current: `python -m benchmarks.platform.walk`.
 
-A project of one source and one shard is made by `nmoe run`. Then the small files of many sources
-and shards are simulated: copies of the files of that shard, whose manifests name the inputs of the
-larger project. What a walk remembers of such a project is written without looking at the copies;
-copies other than JSON are empty, as a walk that remembers opens no file. Processor seconds of `nmoe
-run` with nothing to do: imports, configuration, walk. `--before` also measures a walk that
-remembers nothing, of whole copies; it finds those that the labels depend on not current.
+A project of one source and one shard, without labels, is made by `nmoe run`. Then the files of many
+sources and shards are simulated: copies of the files of that shard, whose manifests name the inputs
+of the larger project. What a walk remembers of such a project is written without looking at the
+copies; copies other than JSON are empty, as a walk that remembers opens no file. Processor seconds
+of `nmoe run` with nothing to do: imports, configuration, walk. `--before` also measures a walk that
+remembers nothing, of whole copies.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def write_project(directory: Path, num_sources: int, num_shards: int) -> Path:
     subprocess.run([*_NMOE, "init", "input"], cwd=directory, check=True, capture_output=True)
     config = directory / "nmoe.toml"
     text = re.sub(r"(?m)^num_shards = \d+", f"num_shards = {num_shards}", config.read_text())
+    text = text.replace('grader = "student"', 'grader = "none"')  # labels would be of all sources
+    text = text.replace(" and decision in ('keep', 'band')", "")
     head, name, rest = text.partition("[[mixtures.own.sources]]")
     block, end, rest = rest.partition("\n\n")
     for i in range(1, num_sources):
@@ -64,7 +66,7 @@ def write_project(directory: Path, num_sources: int, num_shards: int) -> Path:
 def simulate(made: Run, run: Run, is_whole: bool) -> None:
     """Write the files of all shards of `run` as copies of the files of the only shard of `made`;
     without `is_whole`, only JSON files have content."""
-    shutil.copytree(made.tree.root, run.tree.root)
+    shutil.copytree(made.tree.root, run.tree.root, dirs_exist_ok=True)
     shard = made.tree.shard("source00", 0)
     for source in run_sources(run):
         now = SplitLooks(run, source, "train").reads.made_with()[0]
