@@ -71,7 +71,8 @@ def tree_identity(path: Path, known: Listing | None = None) -> tuple[str | None,
         if not path.is_dir():
             found.files.extend(_status(path.stat()))
         elif (again := _known(path, known)) is not None:
-            found, listing = again, known
+            found = again
+            listing = known
         else:
             _list(str(path), found)
             listing = found.listing if _is_settled(found.folders, now_ns) else None
