@@ -3,9 +3,9 @@
 A project of one source and one shard, without labels, is made by `nmoe run`. Then the files of many
 sources and shards are simulated: copies of the files of that shard, whose manifests name the inputs
 of the larger project. What a walk remembers of such a project is written without looking at the
-copies; copies other than JSON are empty, as a walk that remembers opens no file. Processor seconds
-of `nmoe run` with nothing to do: imports, configuration, walk. `--before` also measures a walk that
-remembers nothing, of whole copies.
+copies; those after the first shard are empty if they are not JSON, as a walk that remembers opens
+no file of them. Processor seconds of `nmoe run` with nothing to do: imports, configuration, walk.
+`--before` also measures a walk that remembers nothing, of whole copies.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def write_project(directory: Path, num_sources: int, num_shards: int) -> Path:
 
 def simulate(made: Run, run: Run, is_whole: bool) -> None:
     """Write the files of all shards of `run` as copies of the files of the only shard of `made`;
-    without `is_whole`, only JSON files have content."""
+    without `is_whole`, only JSON files and those of the first shard of a source have content."""
     shutil.copytree(made.tree.root, run.tree.root, dirs_exist_ok=True)
     shard = made.tree.shard("source00", 0)
     for source in run_sources(run):
         now = SplitLooks(run, source, "train").reads.made_with()[0]
         copies = [
-            (place, {file.name: _payload(file, is_whole) for file in place.iterdir()})
+            (place, {file.name: file.read_bytes() for file in place.iterdir()})
             for place in _places(shard)
         ]
         manifest = json.loads(copies[0][1]["manifest.json"]) | {"fingerprints": now}
@@ -79,11 +79,11 @@ def simulate(made: Run, run: Run, is_whole: bool) -> None:
         for bucket in range(run.config.prep.num_shards):
             copy = run.tree.shard(source.name, bucket)
             for place, (_, files) in zip(_places(copy), copies, strict=True):
-                _write(place, files)
+                _write(place, files if is_whole or bucket == 0 else _without_rows(files))
 
 
-def _payload(file: Path, is_whole: bool) -> bytes:
-    return file.read_bytes() if is_whole or file.suffix == ".json" else b""
+def _without_rows(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: text if name.endswith(".json") else b"" for name, text in files.items()}
 
 
 def _places(shard: ShardPaths) -> list[Path]:
