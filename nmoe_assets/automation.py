@@ -44,6 +44,7 @@ _KINDS = {
 _BEHIND_CALIBRATION = ("backbone", "student", "probe_head", "judge_head")
 _SUCCESS = dg.DagsterRunStatus.SUCCESS
 _ENDED = (_SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
+UNFINISHED = [status for status in dg.DagsterRunStatus if status not in _ENDED]
 
 
 def mode_of(run: Run, name: str) -> str:

@@ -19,8 +19,10 @@ from nmoe_assets.launcher import run_is_dead
 from nmoe_core.base.compute.api import kept_pools
 
 LOCATION = "nmoe_assets.definitions"
-# a tag of the runs that `dagster job execute` starts, and of their child runs
+# a tag of the runs that `dagster job execute` starts, and of the runs of a pipeline's tasks
 COMMAND = "nmoe/command"
+# Dagster's tag of the repository and location of a run
+SHOWN_UNDER = ".dagster/repository"
 WEBHOOK_VARIABLE = "NMOE_FAILURE_WEBHOOK"
 COST_VARIABLE = "NMOE_USD_PER_HOUR"
 _TIMEOUT_S = 10
@@ -102,7 +104,8 @@ class Machine(dg.ConfigurableResource):
         if run.remote_job_origin is None and instance.has_run(run.run_id):
             # The daemon must not restart this run; the user can run the command again.
             instance.add_run_tags(run.run_id, {COMMAND: "yes", "dagster/max_retries": "0"})
-            show_under_location(instance, run, LOCATION)
+            _, _, location = run.tags.get(SHOWN_UNDER, "").partition("@")
+            show_under_location(instance, run, location or LOCATION)
 
     def cost_usd(self, seconds: float) -> dict[str, float]:
         """`{"cost_usd": ...}` of this many seconds; empty if no price is set."""

@@ -1,11 +1,11 @@
 """The walk over a project in which everything is current: `python -m benchmarks.platform.walk`.
 
-A project of one source and one shard is made by `nmoe run`. Then the small files of many sources
-and shards are simulated: copies of the files of that shard, whose manifests name the inputs of the
-larger project. What a walk remembers of such a project is written without looking at the copies.
-Processor seconds of `nmoe run` with nothing to do: imports, configuration, walk. `--before` also
-measures a walk that remembers nothing; of the copies, it finds those that the labels depend on
-not current.
+A project of one source and one shard, without labels, is made by `nmoe run`. Then the files of many
+sources and shards are simulated: copies of the files of that shard, whose manifests name the inputs
+of the larger project. What a walk remembers of such a project is written without looking at the
+copies; those after the first shard are empty if they are not JSON, as a walk that remembers opens
+no file of them. Processor seconds of `nmoe run` with nothing to do: imports, configuration, walk.
+`--before` also measures a walk that remembers nothing, of whole copies.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def write_project(directory: Path, num_sources: int, num_shards: int) -> Path:
     subprocess.run([*_NMOE, "init", "input"], cwd=directory, check=True, capture_output=True)
     config = directory / "nmoe.toml"
     text = re.sub(r"(?m)^num_shards = \d+", f"num_shards = {num_shards}", config.read_text())
+    text = text.replace('grader = "student"', 'grader = "none"')  # labels would be of all sources
+    text = text.replace(" and decision in ('keep', 'band')", "")
     head, name, rest = text.partition("[[mixtures.own.sources]]")
     block, end, rest = rest.partition("\n\n")
     for i in range(1, num_sources):
@@ -61,9 +63,10 @@ def write_project(directory: Path, num_sources: int, num_shards: int) -> Path:
     return config
 
 
-def simulate(made: Run, run: Run) -> None:
-    """Write the files of all shards of `run` as copies of the files of the only shard of `made`."""
-    shutil.copytree(made.tree.root, run.tree.root)
+def simulate(made: Run, run: Run, is_whole: bool) -> None:
+    """Write the files of all shards of `run` as copies of the files of the only shard of `made`;
+    without `is_whole`, only JSON files and those of the first shard of a source have content."""
+    shutil.copytree(made.tree.root, run.tree.root, dirs_exist_ok=True)
     shard = made.tree.shard("source00", 0)
     for source in run_sources(run):
         now = SplitLooks(run, source, "train").reads.made_with()[0]
@@ -76,7 +79,11 @@ def simulate(made: Run, run: Run) -> None:
         for bucket in range(run.config.prep.num_shards):
             copy = run.tree.shard(source.name, bucket)
             for place, (_, files) in zip(_places(copy), copies, strict=True):
-                _write(place, files)
+                _write(place, files if is_whole or bucket == 0 else _without_rows(files))
+
+
+def _without_rows(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {name: text if name.endswith(".json") else b"" for name, text in files.items()}
 
 
 def _places(shard: ShardPaths) -> list[Path]:
@@ -120,7 +127,7 @@ def main() -> None:
             num_sources, num_shards = map(int, size.split("x"))
             config = write_project(Path(temporary) / size, num_sources, num_shards)
             run = Run(config)
-            simulate(Run(made), run)
+            simulate(Run(made), run, arguments.before)
             time.sleep(_SETTLED_S)
             before = _cost([*_NMOE, "plan", "--config", str(config)]) if arguments.before else None
             outputs = remember(run)

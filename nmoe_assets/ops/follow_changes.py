@@ -15,7 +15,7 @@ from functools import cache, partial
 import dagster as dg
 
 from nmoe_assets.assets.recorded import AssetGraph, Recorded, partitions_of
-from nmoe_assets.automation import Due, mode_of, sensor_status
+from nmoe_assets.automation import UNFINISHED, Due, mode_of, sensor_status
 from nmoe_assets.names import prefixed
 from nmoe_assets.partitions import range_tags
 from nmoe_core.base.compute.garbage import gc_paused
@@ -69,6 +69,9 @@ def follow_changes(run: Run) -> dg.SensorDefinition:
     def request(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         assert context.repository_def is not None
         graph = context.repository_def.asset_graph
+        pipelines = dg.RunsFilter(job_name=prefixed(run, "pipeline"), statuses=UNFINISHED)
+        if context.instance.get_runs(pipelines, limit=1):
+            return dg.SkipReason("a run of pipeline makes what is due")
         before = _Cursor(**json.loads(context.cursor or "{}"))
         now = time.time()
         number = context.instance.event_log_storage.get_maximum_record_id() or 0

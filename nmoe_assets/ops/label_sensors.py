@@ -9,7 +9,7 @@ from typing import Any
 
 import dagster as dg
 
-from nmoe_assets.automation import sensor_status
+from nmoe_assets.automation import UNFINISHED, sensor_status
 from nmoe_assets.names import asset_key, prefixed
 from nmoe_assets.ops.jobs import AssetJob
 from nmoe_assets.partitions import label_partitions, range_tags
@@ -19,13 +19,6 @@ from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.graph.new_labels import new_labels
 
 _FIRST_WAIT_S = 60
-_UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 
 
 def label_new(run: Run, label: AssetJob, behind: Iterable[dg.AssetKey]) -> dg.SensorDefinition:
@@ -53,7 +46,7 @@ def label_new(run: Run, label: AssetJob, behind: Iterable[dg.AssetKey]) -> dg.Se
         before: dict[str, Any] = json.loads(context.cursor or "{}")
         now = time.time()
         day = datetime.fromtimestamp(now, UTC).date().isoformat()
-        unfinished = context.instance.get_runs(dg.RunsFilter(statuses=_UNFINISHED))
+        unfinished = context.instance.get_runs(dg.RunsFilter(statuses=UNFINISHED))
         if any(_makes(one, made_first) for one in unfinished):
             return dg.SkipReason("shards, slices or labels are being made")
         seen = _last_made(context.instance, [labels, *slices])

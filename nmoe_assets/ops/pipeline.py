@@ -1,10 +1,11 @@
 """The job `pipeline`, which makes all outputs, from documents to the loader plan.
 
-If the UI or the daemon starts it, it requests one backfill of all assets and ends. The backfill
-launches the runs, and its page shows their state, Terminate and retries. If `dagster job execute`
-starts it, without a daemon, it executes the jobs of the tasks in this process, one after the other,
-and stops at the first failure. The console then shows one line per task and the errors; the UI
-shows the runs of the tasks.
+It executes the jobs of the tasks in its process, one after the other, and stops at the first
+failure. The console then shows one line per task and the errors; the UI shows the runs of the
+tasks. A backfill would take much longer: each of its runs starts a process and waits for the
+daemon, ten times one after the other. Only if the tasks need runs of their own, which `is_divided`
+decides, it requests one backfill of all assets and ends. The backfill launches the runs, and its
+page shows their state, Terminate and retries.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from nmoe_assets.inputs import PIPELINE
 from nmoe_assets.names import prefixed
 from nmoe_assets.ops.interrupts import interrupts_since
 from nmoe_assets.ops.jobs import TaskJob
-from nmoe_assets.resources import Machine
+from nmoe_assets.resources import SHOWN_UNDER, Machine
 from nmoe_core.config.run import Run
 from nmoe_core.prep.mixture import run_sources
 from nmoe_core.tasks.graph.states import Graph
@@ -41,10 +42,10 @@ def pipeline_job(
 
     @dg.op(name=prefixed(run, "run_pipeline"), out=dg.Out(dg.Nothing))
     def run_pipeline(context: dg.OpExecutionContext, machine: Machine) -> None:
-        if context.run.remote_job_origin is None:
-            _execute_here(run, context, machine, jobs, definitions())
-        else:
+        if is_divided(run, context.run, context.instance):
             _launch(run, context, jobs, definitions())
+        else:
+            _execute_here(run, context, machine, jobs, definitions())
 
     @dg.job(
         name=prefixed(run, "pipeline"),
@@ -55,6 +56,17 @@ def pipeline_job(
         run_pipeline()
 
     return pipeline
+
+
+def is_divided(run: Run, started: dg.DagsterRun, instance: dg.DagsterInstance) -> bool:
+    """Whether a run of `pipeline` leaves the tasks to runs that the daemon launches: the launcher
+    or the executor puts work on other machines, or `max_partitions_per_run` is set. Runs of
+    `dagster job execute`, which need no daemon, are never divided."""
+    if started.remote_job_origin is None:
+        return False
+    is_local = isinstance(instance.run_launcher, dg.DefaultRunLauncher)
+    most = run.config.automation.max_partitions_per_run
+    return not is_local or bool(run.config.compute.pods) or most is not None
 
 
 def _launch(
@@ -100,6 +112,8 @@ def _execute_here(
     links = {}
     whole = Stopwatch()
     tags = {PART_OF: context.run_id[:8]}
+    if (origin := context.run.remote_job_origin) is not None:
+        tags[SHOWN_UNDER] = f"__repository__@{origin.location_name}"
     keys = [key for job in jobs for key in job.keys]
     graph = definitions.resolve_asset_graph()
     states = _looked_at(run)

@@ -9,9 +9,7 @@ import hashlib
 import json
 import os
 import time
-from array import array
 from collections.abc import Callable, Iterable, Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +20,11 @@ from loader.files.nested import json_value
 from loader.files.regular import read_file
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.bucket.local import sha256_of_bytes
-from nmoe_core.base.bucket.paths import bucket_of, listed_digest
+from nmoe_core.base.bucket.paths import listed_digest
 
 Fingerprints = dict[str, str]
 # The coarsest resolution of file times: 2 s, on FAT.
-_CLOCK_NS = 2 * 10**9
-_status = attrgetter("st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+CLOCK_NS = 2 * 10**9
 
 
 def first_difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
@@ -173,45 +170,9 @@ def file_identity(path: Path) -> Identity | None:
     """The identity of a file's content; None if the file is so new that a further change could
     leave its times equal."""
     stat = path.stat()
-    if time.time_ns() - stat.st_ctime_ns < _CLOCK_NS:
+    if time.time_ns() - stat.st_ctime_ns < CLOCK_NS:
         return None
     return Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
-
-
-def tree_identity(path: Path) -> str | None:
-    """As `file_identity`, one value for a file, or for the names and the content of all files below
-    a directory; empty if the path does not exist. None also for a path in a bucket. Costs one
-    `stat` per file."""
-    if bucket_of(path) is not None:
-        return None
-    now_ns = time.time_ns()
-    names: list[str] = []
-    numbers = array("Q")
-    try:
-        if path.is_dir():
-            _add_files(str(path), names, numbers)
-        else:
-            numbers.extend(_status(path.stat()))
-    except FileNotFoundError:
-        return None if names else ""
-    except (OSError, OverflowError):  # a file that nobody may read, or of a time before 1970
-        return None
-    if now_ns - max(numbers[3::4], default=0) < _CLOCK_NS:
-        return None
-    named = os.fsencode("\0".join(names))
-    return hashlib.sha256(numbers.tobytes() + named).hexdigest()
-
-
-def _add_files(directory: str, names: list[str], numbers: "array[int]") -> None:
-    """Add the names and the status of all files below a directory."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            names.append(entry.name)
-            if entry.is_dir():
-                _add_files(entry.path, names, numbers)
-                names.append("/")
-            else:
-                numbers.extend(_status(entry.stat()))
 
 
 def _key(path: Path) -> str:

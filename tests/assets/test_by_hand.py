@@ -11,7 +11,7 @@ from nmoe_assets.component import build_definitions
 from nmoe_assets.dagster_private import launch_backfill
 from nmoe_assets.partitions import label_partitions, range_tags
 from nmoe_core.config.run import Run
-from tests.assets.daemon import Daemon, of_finished
+from tests.assets.daemon import GRADES, REGRADE_PLAN, Daemon, of_finished
 from tests.assets.small_project import KEYS, tick
 
 pytestmark = pytest.mark.filterwarnings("ignore::dagster.BetaWarning")
@@ -223,6 +223,14 @@ def test_an_output_that_waits_is_named_with_its_input_by_the_tick(daemon: Daemon
             "mixture/loader_plan waits: docs/curated_manifest: it has not passed the check "
             "alignment"
         )
+
+
+def test_nothing_is_requested_while_a_run_of_pipeline_makes_all_outputs(daemon: Daemon) -> None:
+    run = daemon.start("pipeline")
+    daemon.report("hydra", "calibration", version="2")
+    assert daemon.tick() == {}
+    daemon.instance.report_run_failed(run)
+    assert daemon.tick() == GRADES | REGRADE_PLAN
 
 
 def test_the_backfill_of_the_pipeline_is_one_that_outlives_a_restart_of_the_location(

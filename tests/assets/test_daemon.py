@@ -13,6 +13,7 @@ from nmoe_assets.component import build_definitions
 from tests.assets.server import LOCATION, Dagster
 from tests.assets.small_project import ALL, KEYS, SOURCES, append, small_project
 
+PLACE = ".dagster/repository"
 _OF_SCORES = {"selection", "curated", "curated_manifest", "loader_plan"}
 
 
@@ -126,18 +127,42 @@ def _wait_for_ticks(dagster: Dagster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_pipeline_of_the_ui_is_a_backfill_that_stops_at_a_blocking_check(
+def test_the_pipeline_of_the_ui_is_one_run_that_stops_at_a_blocking_check(
     dagster: Dagster, tmp_path: Path
 ) -> None:
     config = tmp_path / "run.toml"
     as_written = config.read_text()
     before = dagster.newest("hydra", "calibration")
     config.write_text(as_written.replace("min_spearman = -1.0", "min_spearman = 1.0"))
-    assert _run_pipeline(dagster) == "COMPLETED_FAILED"
+    assert dagster.launch("pipeline") == "FAILURE"
     assert dagster.newest("hydra", "calibration") == before
     config.write_text(as_written)
-    assert _run_pipeline(dagster) == "COMPLETED_SUCCESS"
+    assert dagster.launch("pipeline") == "SUCCESS"
     assert dagster.newest("hydra", "calibration") != before
+    assert {run["jobName"] for run in dagster.runs()} == {"pipeline", "train_heads"}
+    places = {tag["value"] for run in dagster.runs() for tag in run["tags"] if tag["key"] == PLACE}
+    assert places == {f"__repository__@{LOCATION}"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_pipeline_of_bounded_runs_is_a_backfill_that_stops_at_a_blocking_check(
+    own_project: Path,
+) -> None:
+    append(own_project, "\n[automation]\npoll_interval_s = 5\nmax_partitions_per_run = 1\n")
+    config = own_project / "run.toml"
+    as_written = config.read_text()
+    config.write_text(as_written.replace("min_spearman = -1.0", "min_spearman = 1.0"))
+    dagster = Dagster(own_project)
+    try:
+        before = dagster.newest("hydra", "calibration")
+        assert _run_pipeline(dagster) == "COMPLETED_FAILED"
+        assert dagster.newest("hydra", "calibration") == before
+        config.write_text(as_written)
+        assert _run_pipeline(dagster) == "COMPLETED_SUCCESS"
+        assert dagster.newest("hydra", "calibration") != before
+    finally:
+        dagster.close()
 
 
 def _run_pipeline(dagster: Dagster) -> str:

@@ -11,8 +11,9 @@ import dagster as dg
 import pytest
 
 from nmoe_assets.component import build_definitions
+from nmoe_assets.dagster_private import show_under_location
 from nmoe_assets.ops.jobs import TaskJob, console
-from nmoe_assets.ops.pipeline import PART_OF, pipeline_job, step_error
+from nmoe_assets.ops.pipeline import PART_OF, is_divided, pipeline_job, step_error
 from nmoe_assets.resources import Machine
 from nmoe_core.config.run import Run
 from nmoe_core.engine import make_tiny_checkpoint
@@ -59,6 +60,39 @@ def test_all_parts_run_in_order_and_are_shown_under_the_location() -> None:
         location = "nmoe_assets.definitions"
         assert names == [(location, "second"), (location, "first"), (location, "pipeline")]
         assert {run.tags["dagster/max_retries"] for run in instance.get_runs()} == {"0"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, False),
+        ({"automation.max_partitions_per_run": 1}, True),
+        ({"compute.pods.grade.gpus": 1}, True),
+    ],
+)
+def test_the_tasks_of_a_launched_pipeline_get_runs_of_their_own_if_a_setting_divides_them(
+    instance: dg.DagsterInstance, settings: dict[str, object], expected: bool
+) -> None:
+    run = Run("demo", settings)
+    assert is_divided(run, launched(instance), instance) is expected
+    by_command = dg.DagsterRun("pipeline")
+    assert not is_divided(run, by_command, instance)
+
+
+def test_the_tasks_of_a_launched_pipeline_get_runs_of_their_own_on_other_machines(
+    in_memory: dg.DagsterInstance,
+) -> None:
+    assert not isinstance(in_memory.run_launcher, dg.DefaultRunLauncher)
+    assert is_divided(Run("demo"), launched(in_memory), in_memory)
+
+
+def launched(instance: dg.DagsterInstance) -> dg.DagsterRun:
+    """A run of `pipeline` that the webserver created."""
+    run = instance.add_run(dg.DagsterRun("pipeline"))
+    show_under_location(instance, run, "a.location")
+    stored = instance.get_run_by_id(run.run_id)
+    assert stored is not None
+    return stored
 
 
 def test_the_console_shows_a_line_per_part_and_warnings(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,10 @@
 What is found for the outputs of one key, such as `web/quality_scores`, depends only on the files
 below a few directories and on fingerprints that all its partitions share. A digest of both is kept
 per key, in `.walk.json`, if no partition has changed; the files count with their names, inodes,
-sizes and times. A later walk that computes the same digest opens none of these files. Directories
-with a file that changed in the last two seconds are not remembered, as a further change could
-leave its times equal. If `.walk.json` is missing or damaged, the walk is slower.
+sizes and times. A later walk that computes the same digest opens none of these files. The names
+below each directory are kept too, and used until a directory changes. Directories with a file that
+changed in the last two seconds are not remembered, as a further change could leave its times equal.
+If `.walk.json` is missing or damaged, the walk is slower.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 from loader.files.checksummed_json import sealed
 from nmoe_core.base.atomic import write_json
 from nmoe_core.base.errors import NmoeError
-from nmoe_core.base.fingerprint import read_sealed, sha256_json, tree_identity
+from nmoe_core.base.fingerprint import read_sealed, sha256_json
 from nmoe_core.config.run import Run
+from nmoe_core.tasks.graph.listings import Listing, tree_identity
 
 
 class Reads(NamedTuple):
@@ -40,11 +42,13 @@ class Looked:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known = _read(path)
+        self._kept = _read(path)
+        self._known = self._kept.get("keys", {})
         self._version = version("nmoe-data")
         self._now: dict[str, str] = {}
+        self._listings: dict[str, Listing] = {}
         # A file that changes after this reading changes the digest of the next walk.
-        self._identity = cache(tree_identity)
+        self._identity = cache(self._read_identity)
 
     def is_same(self, key: str, reads: Reads) -> bool:
         """Whether an earlier walk found all outputs of a key unchanged, and nothing that they
@@ -62,13 +66,22 @@ class Looked:
     def keep(self, changed: Collection[str]) -> None:
         """Write the digests of this walk, except those of `changed` keys, unless they are written
         already. A directory that is read-only stays as it is."""
-        found = {key: digest for key, digest in self._now.items() if key not in changed}
-        if found == self._known:
+        keys = {key: digest for key, digest in self._now.items() if key not in changed}
+        listings = {path: listing._asdict() for path, listing in self._listings.items()}
+        found = {"keys": keys, "listings": listings}
+        if found == self._kept:
             return
         try:
             write_json(self._path, sealed(found))
         except OSError:
             return
+
+    def _read_identity(self, path: Path) -> str | None:
+        known = self._kept.get("listings", {}).get(str(path))
+        identity, listing = tree_identity(path, None if known is None else Listing(**known))
+        if listing is not None:
+            self._listings[str(path)] = listing
+        return identity
 
 
 def whole(run: Run) -> list[Any]:

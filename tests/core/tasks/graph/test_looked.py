@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nmoe_core.base.fingerprint import tree_identity
 from nmoe_core.config.run import Run
+from nmoe_core.tasks.graph.listings import tree_identity
 from tests.core.tasks.graph.test_graph import CHANGES
 from tests.core.tasks.graph.world import copied, look
 from tests.project import Project
@@ -87,8 +87,8 @@ def test_files_of_the_last_two_seconds_are_not_remembered(
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() - _LATER_NS)
     look(run).remember()
     kept = json.loads(run.tree.looked.read_text())
-    assert "web/quality_scores" not in kept
-    assert tree_identity(path) is None
+    assert "web/quality_scores" not in kept["keys"]
+    assert tree_identity(path)[0] is None
 
 
 @pytest.mark.parametrize("key", CHANGES)
