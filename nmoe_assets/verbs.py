@@ -173,7 +173,11 @@ def serve(run: Run, port: int) -> int:
     # the project's directory may contain a file like json.py, which Python would import
     os.environ["PYTHONSAFEPATH"] = "1"
     # Dagster imports from this directory first, so it must not be the project's.
-    loaded_from = ["-d", sysconfig.get_path("stdlib")]
+    stdlib = sysconfig.get_path("stdlib")
+    loaded_from = ["-d", stdlib]
+    if own := os.environ.get("PYTHONPATH"):
+        # Dagster removes the first entry of sys.path, which it takes for the script's directory.
+        os.environ["PYTHONPATH"] = os.pathsep.join([stdlib, own])
     quiet = ["-W", "ignore:Function `dev_command` is superseded"]
     served = ["-h", _HOST, "-p", str(port)]
     arguments = ["-m", "nmoe_assets.ops.webserver", "dev", "-m", "nmoe_assets.definitions"]

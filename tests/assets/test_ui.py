@@ -1,6 +1,8 @@
 """What `nmoe ui` becomes; tests/assets/test_ui_access.py starts it."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,21 @@ def test_the_ui_listens_on_loopback_by_name(tmp_path: Path, asked: list[list[str
     assert arguments[arguments.index("-h") + 1] == "127.0.0.1"
     recipe = (REPOSITORY / "Makefile").read_text().partition("\nui:")[2].partition("\n\n")[0]
     assert "/nmoe ui " in recipe
+
+
+def test_the_ui_finds_code_in_the_first_directory_of_the_users_python_path(
+    tmp_path: Path, asked: list[list[str]]
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "own_code.py").write_text("import dagster\n\ndefs = dagster.Definitions()\n")
+    os.environ["PYTHONPATH"] = str(own)
+    serve(write_project(tmp_path, [jsonl_source("web", [{"text": "a"}])]).run, 0)
+    (arguments,) = asked
+    loaded_from = arguments[arguments.index("-d") :][:2]
+    command = [sys.executable, "-m", "dagster", "definitions", "validate", "-m", "own_code"]
+    done = subprocess.run([*command, *loaded_from], env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("line", ["PYTHONPATH=.", "LD_PRELOAD=./x.so", "export PYTHONSAFEPATH="])
