@@ -13,8 +13,8 @@ from nmoe_core.tasks.report.account import NOT_ACCOUNTED, run_account
 from nmoe_core.tasks.report.buckets import plan_buckets
 from nmoe_core.tasks.report.pictures import picture_of
 from nmoe_core.tasks.report.write import write_report
-from tests.core.curate.test_buckets import SETTINGS, SOURCES, _rows
-from tests.project import Project, contents, json_lines, jsonl_source, write_project
+from tests.core.curate.bucketed import SETTINGS, bucket_project, bucket_rows
+from tests.project import Project, contents, json_lines
 
 pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.filterwarnings("ignore:Parameter `backfill_policy`")
@@ -31,7 +31,7 @@ def _stale(project: Project) -> dict[str, str]:
 
 def test_a_run_makes_buckets_and_then_only_what_changes_touch(tmp_path: Path) -> None:
     settings: dict[str, Any] = SETTINGS | {"backbone": {"kind": "tiny"}}
-    project = write_project(tmp_path, [jsonl_source(n, _rows(n)) for n in SOURCES], settings)
+    project = bucket_project(tmp_path, settings)
     assert {"curation/buckets:", "web/buckets:0000"} <= _stale(project).keys()
     _run(project)
     assert not _stale(project)
@@ -51,7 +51,7 @@ def test_a_run_makes_buckets_and_then_only_what_changes_touch(tmp_path: Path) ->
     before = contents(tmp_path / "out" / "curated", "*.npy")
     definition = run.tree.buckets.read_bytes()
 
-    rows = _rows("web")
+    rows = bucket_rows("web")
     moved = next(i for i, row in enumerate(rows) if row["lang"] == "en" and len(row["text"]) > 90)
     rows[moved]["lang"] = "de/at"
     (tmp_path / "in/web.jsonl").write_text(json_lines(rows))
