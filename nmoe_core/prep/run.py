@@ -140,9 +140,9 @@ def prep_shards(
                     shutil.rmtree(path)
         return PrepReport(skipped=current)
     created_at()  # refuses an invalid SOURCE_DATE_EPOCH before the pass, not after it
-    # Of each shard: tokens, index, ids, lines, columns and changes, each once more while it is
-    # flushed.
-    per_shard = 8 + 2 * bool(settings.columns) + 2 * bool(settings.transforms)
+    # Of each shard: tokens, index, ids, lines, dropped records, columns and changes, each once more
+    # while it is flushed.
+    per_shard = 10 + 2 * bool(settings.columns) + 2 * bool(settings.transforms)
     _allow_open_files(per_shard * len(wanted))
     plan = PassPlan(split, settings, fmt, split_dir, split_dir, wanted, fingerprints)
     if settings.max_tokens is not None and not plan.is_of_all_shards:

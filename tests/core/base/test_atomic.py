@@ -321,7 +321,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(digests, "sha256_file", sha256_file)
     monkeypatch.setattr(digests, "_known", {})
-    monkeypatch.setattr(digests, "_CLOCK_NS", 0)
+    monkeypatch.setattr(digests, "CLOCK_NS", 0)
     return names
 
 
@@ -343,7 +343,7 @@ def test_a_file_is_hashed_again_only_when_it_was_touched_or_may_have_been(
     assert hashed == ["a.txt"]
     path.write_text("two!")
     assert local_digest(path) == _sha256("two!")
-    monkeypatch.setattr(digests, "_CLOCK_NS", 2 * 10**9)  # it changed a moment ago
+    monkeypatch.setattr(digests, "CLOCK_NS", 2 * 10**9)  # it changed a moment ago
     assert [local_digest(path), local_digest(path)] == [_sha256("two!")] * 2
     assert hashed == ["a.txt"] * 4
 

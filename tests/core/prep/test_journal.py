@@ -135,7 +135,7 @@ def test_other_inputs_are_refused_by_name_or_start_over(web: Web, whole: dict[st
 def test_resume_does_not_hash_the_source_again(
     web: Web, whole: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_CLOCK_NS", 0)
+    monkeypatch.setattr(digests, "CLOCK_NS", 0)
     web.interrupt()
     monkeypatch.setattr(digests, "_known", {})
     with monkeypatch.context() as patch:
@@ -147,7 +147,7 @@ def test_resume_does_not_hash_the_source_again(
 def test_source_rewritten_with_its_old_times_is_seen(
     web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "_CLOCK_NS", 0)
+    monkeypatch.setattr(digests, "CLOCK_NS", 0)
     web.interrupt()
     path = web.source.local_files()[0]
     times = path.stat()

@@ -231,7 +231,8 @@ def test_a_plan_opens_each_file_of_a_shard_at_most_four_times(
         opened[str(path)] += 1
         return really_open(path, *arguments, **keys)
 
-    monkeypatch.setattr("nmoe_core.base.fingerprint._CLOCK_NS", 0)  # no file counts as too new
+    for module in ("base.fingerprint", "tasks.graph.listings"):  # no file counts as too new
+        monkeypatch.setattr(f"nmoe_core.{module}.CLOCK_NS", 0)
     monkeypatch.setattr(os, "open", counted)
     assert look(made.run).not_current() == []
     # The first shard of a source also tells the columns of all shards.
