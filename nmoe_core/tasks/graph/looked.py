@@ -42,8 +42,8 @@ class Looked:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept = _read(path)
-        self._known = self._kept.get("keys", {})
+        self._kept = {"keys": {}, "listings": {}} | _read(path)
+        self._known = self._kept["keys"]
         self._version = version("nmoe-data")
         self._now: dict[str, str] = {}
         self._listings: dict[str, Listing] = {}
@@ -77,7 +77,7 @@ class Looked:
             return
 
     def _read_identity(self, path: Path) -> str | None:
-        known = self._kept.get("listings", {}).get(str(path))
+        known = self._kept["listings"].get(str(path))
         identity, listing = tree_identity(path, None if known is None else Listing(**known))
         if listing is not None:
             self._listings[str(path)] = listing
