@@ -68,7 +68,7 @@ def _done(language: str, block: str, directory: Path) -> str:
     return output_of(*program, "-c", block, cwd=directory, env=environment)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_each_block_of_the_tutorial_of_weights_runs_and_buckets_get_weights(tmp_path: Path) -> None:
     pytest.importorskip("torch")

@@ -172,7 +172,7 @@ def test_the_loader_reads_what_plain_python_says(seed: int, tmp_path: Path) -> N
     check_corpus(tmp_path, seed)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST + CORPORA, FIRST + ALL_CORPORA))
 def test_the_loader_reads_what_plain_python_says_of_more_corpora(seed: int, tmp_path: Path) -> None:
     check_corpus(tmp_path, seed)
