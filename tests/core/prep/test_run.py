@@ -311,7 +311,7 @@ def test_a_file_that_is_no_text_is_named(web: Web, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("soft", "hard", "raised"),
-    [(288, 288, None), (287, 288, (288, 288)), (287, -1, (288, -1)), (-1, -1, None)],
+    [(296, 296, None), (295, 296, (296, 296)), (295, -1, (296, -1)), (-1, -1, None)],
 )
 def test_the_limit_of_open_files_is_raised_as_far_as_the_shards_need(
     web: Web, monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: tuple[int, int] | None
@@ -321,8 +321,8 @@ def test_the_limit_of_open_files_is_raised_as_far_as_the_shards_need(
     monkeypatch.setattr("resource.setrlimit", lambda _, limit: limits.append(limit))
     web.shards()
     assert limits == ([] if raised is None else [raised])
-    monkeypatch.setattr("resource.getrlimit", lambda _: (287, 287))
-    with refused("E-CONFIG", "288 files needed, 287 allowed"):
+    monkeypatch.setattr("resource.getrlimit", lambda _: (295, 295))
+    with refused("E-CONFIG", "296 files needed, 295 allowed"):
         web.at(web.out.with_name("other")).shards()
 
 
